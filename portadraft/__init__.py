@@ -1,0 +1,70 @@
+"""Faster text generation from causal language models, with unchanged output.
+
+    import portadraft
+    print(portadraft.generate("smollm2-135m", "Why is the sky blue?").text)
+
+A small recurrent drafter guesses the next tokens, the model checks all guesses in one pass,
+and only what the model would have chosen itself is kept. This module loads no array
+library: what it names is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from portadraft.errors import (
+    CorruptFile,
+    IncompatibleDrafter,
+    InvalidArgument,
+    MissingDependency,
+    ModelNotFound,
+    PortadraftError,
+    UnsupportedModel,
+    WeightsMismatch,
+)
+
+if TYPE_CHECKING:
+    from portadraft.api import Generation, Model, generate, load, stream
+    from portadraft.core.types import BeamShape
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BeamShape",
+    "CorruptFile",
+    "Generation",
+    "IncompatibleDrafter",
+    "InvalidArgument",
+    "MissingDependency",
+    "Model",
+    "ModelNotFound",
+    "PortadraftError",
+    "UnsupportedModel",
+    "WeightsMismatch",
+    "__version__",
+    "generate",
+    "load",
+    "stream",
+]
+
+_LAZY = {
+    "BeamShape": "portadraft.core.types",
+    "Generation": "portadraft.api",
+    "Model": "portadraft.api",
+    "generate": "portadraft.api",
+    "load": "portadraft.api",
+    "stream": "portadraft.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

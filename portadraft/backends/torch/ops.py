@@ -1,0 +1,171 @@
+"""`Ops` in torch, for cpu, cuda and mps by device.
+
+Indices are int32 outside and int64 inside: torch's gather, scatter and index_select on
+some devices take no int32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from portadraft.errors import InvalidArgument
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DTYPES = {
+    "int32": torch.int32,
+    "bool": torch.bool,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+NAMES = {v: k for k, v in DTYPES.items()}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch data type of that name.
+
+    Raises: InvalidArgument for a name outside `DTYPES`.
+    """
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise InvalidArgument(f"dtype={name!r}: expected one of {', '.join(DTYPES)}") from None
+
+
+class TorchOps:
+    name = "torch"
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        self.torch_device = torch.device(device)
+        self.device = str(self.torch_device)
+
+    def asarray(self, values: Any, dtype: str = "int32") -> Tensor:
+        if isinstance(values, Tensor):
+            return values.to(self.torch_device, torch_dtype(dtype))
+        if isinstance(values, np.ndarray):
+            # A copy: torch would otherwise share memory that the caller may write or has mapped read-only.
+            return torch.tensor(values).to(self.torch_device, torch_dtype(dtype))
+        return torch.tensor(values, dtype=torch_dtype(dtype), device=self.torch_device)
+
+    def arange(self, stop: int) -> Tensor:
+        return torch.arange(stop, dtype=torch.int32, device=self.torch_device)
+
+    def full(self, shape: Sequence[int], value: float, dtype: str) -> Tensor:
+        return torch.full(tuple(shape), value, dtype=torch_dtype(dtype), device=self.torch_device)
+
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        return x.to(torch_dtype(dtype))
+
+    def dtype(self, x: Tensor) -> str:
+        return NAMES[x.dtype]
+
+    def concat(self, xs: Sequence[Tensor], axis: int) -> Tensor:
+        return torch.cat(list(xs), dim=axis)
+
+    def stack(self, xs: Sequence[Tensor], axis: int) -> Tensor:
+        return torch.stack(list(xs), dim=axis)
+
+    def broadcast_to(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        return x.expand(tuple(shape))
+
+    def transpose(self, x: Tensor, axes: Sequence[int]) -> Tensor:
+        return x.permute(tuple(axes))
+
+    def take(self, x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
+        flat = x.index_select(axis, indices.reshape(-1).long())
+        if indices.ndim == 1:
+            return flat
+        axis %= x.ndim
+        return flat.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+    def gather(self, x: Tensor, indices: Tensor, axis: int) -> Tensor:
+        # torch.gather does not broadcast; numpy and mlx do.
+        axis %= x.ndim
+        shape = list(torch.broadcast_shapes(_but(x.shape, axis), _but(indices.shape, axis)))
+        shape_x, shape_i = list(shape), list(shape)
+        shape_x[axis], shape_i[axis] = x.shape[axis], indices.shape[axis]
+        return x.expand(shape_x).gather(axis, indices.expand(shape_i).long())
+
+    def scatter(self, x: Tensor, indices: Tensor, values: Tensor, axis: int) -> Tensor:
+        return x.scatter(axis, indices.long(), values.expand(indices.shape))
+
+    def where(self, condition: Tensor, a: Any, b: Any) -> Tensor:
+        return torch.where(condition, a, b)
+
+    def cumsum(self, x: Tensor, axis: int) -> Tensor:
+        dtype = torch.int32 if x.dtype in (torch.bool, torch.int32) else x.dtype
+        return x.cumsum(axis, dtype=dtype)
+
+    def argmax(self, x: Tensor, axis: int) -> Tensor:
+        if x.dtype == torch.bool:
+            x = x.to(torch.int32)
+        return x.argmax(axis).to(torch.int32)
+
+    def argsort(self, x: Tensor, axis: int) -> Tensor:
+        return x.argsort(dim=axis, stable=True).to(torch.int32)
+
+    def top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        values, indices = x.topk(k, dim=-1)
+        return values, indices.to(torch.int32)
+
+    def max(self, x: Tensor, axis: int) -> Tensor:
+        return x.amax(axis)
+
+    def any(self, x: Tensor, axis: int) -> Tensor:
+        return x.any(axis)
+
+    def exp(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+    def softmax(self, x: Tensor, axis: int) -> Tensor:
+        return x.softmax(axis)
+
+    def log_softmax(self, x: Tensor, axis: int) -> Tensor:
+        return x.log_softmax(axis)
+
+    def logsumexp(self, x: Tensor, axis: int) -> Tensor:
+        return x.logsumexp(axis)
+
+    def silu(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.silu(x)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return torch.nn.functional.linear(x, weight, bias)
+
+    def compile(self, function: F) -> F:
+        # Eager on purpose: torch.compile needs a C++ compiler at run time, and starts slowly.
+        return function
+
+    def no_grad(self) -> AbstractContextManager[Any]:
+        # Not inference_mode: tensors made in it could never be trained on.
+        return torch.no_grad()
+
+    def synchronize(self) -> None:
+        kind = self.torch_device.type
+        if kind == "cuda":
+            torch.cuda.synchronize(self.torch_device)
+        elif kind == "mps":
+            torch.mps.synchronize()
+        elif kind != "cpu":
+            torch.accelerator.synchronize(self.torch_device)
+
+    def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
+        x = x.detach()
+        if x.dtype in (torch.float16, torch.bfloat16):
+            x = x.float()
+        array: np.ndarray[Any, Any] = x.cpu().numpy()
+        return array
+
+
+def _but(shape: Sequence[int], axis: int) -> list[int]:
+    """The shape with 1 in place of `axis`."""
+    out = list(shape)
+    out[axis] = 1
+    return out

@@ -1,0 +1,136 @@
+"""Dynamic tree attention (paper section 3.2): from a beam to one packed row of unique nodes.
+
+Everything works on rectangles: broadcast compares, a cumulative sum, an argmax and a stable
+sort. There is no trie, no loop over tokens and no data-dependent shape, so the same code can
+be captured on any device. The only Python loops are over L or log2 L.
+"""
+
+from __future__ import annotations
+
+from portadraft.core.ops import Ops
+from portadraft.core.types import Array, Beam, PackedBeam
+from portadraft.errors import InvalidArgument
+
+
+def dedup_prefix(ops: Ops, tokens: Array, lengths: Array | None = None) -> Array:
+    """For each node of each candidate, the first candidate that has the same prefix up to it.
+
+    tokens: (B, W, L) int32. lengths: (B, W) int32, 0…L; None means that all are L long.
+    Returns owners (B, W, L) int32: owners[b, i, l] is the smallest j with
+    tokens[b, j, :l+1] == tokens[b, i, :l+1] and lengths[b, j] > l. A node is unique exactly
+    where owners[b, i, l] == i. Padding owns itself.
+    """
+    _, width, length = tokens.shape
+    same = tokens[:, :, None, :] == tokens[:, None, :, :]  # (B, i, j, L)
+    steps = ops.arange(length)
+    if lengths is not None:
+        alive = steps[None, None, :] < lengths[:, :, None]
+        same = same & alive[:, :, None, :] & alive[:, None, :, :]
+    shared = ops.cumsum(same, axis=3) == (steps + 1)[None, None, None, :]
+    owners = ops.argmax(shared, axis=2)
+    if lengths is None:
+        return owners
+    return ops.where(alive, owners, ops.broadcast_to(ops.arange(width)[None, :, None], owners.shape))
+
+
+def tree_mask(ops: Ops, parents: Array, depth: int) -> Array:
+    """Which slots are ancestors of which, by pointer doubling.
+
+    parents: (B, N) int32, the root (slot 0) being its own parent; depth: the greatest depth.
+    Returns (B, N, N) bool: [b, i, j] says that j is i or an ancestor of i. The root is an
+    ancestor of every slot whose parents lead to it.
+    """
+    batch, slots = parents.shape
+    numbers = ops.arange(slots)
+    mask = numbers[None, :, None] == numbers[None, None, :]
+    mask = mask | (parents[:, :, None] == numbers[None, None, :])
+    jump, reach = parents, 1
+    while reach < depth:
+        # mask covers `reach` ancestors; jump points at the reach-th one.
+        index = ops.broadcast_to(jump[:, :, None], (batch, slots, slots))
+        mask = mask | ops.gather(mask, index, axis=1)
+        jump = ops.gather(jump, jump, axis=1)
+        reach *= 2
+    return mask
+
+
+def pack_beam(ops: Ops, roots: Array, beam: Beam, nodes: int | None = None) -> PackedBeam:
+    """Lay the unique nodes of a beam out as one row of N slots, best first within the budget.
+
+    roots: (B,) int32, the tokens at slot 0. nodes: the node budget N, root included; None
+    keeps every node. N = min(nodes, 1 + W·L) is static; rows with fewer unique nodes end in
+    dead slots. Nodes are kept by (score, then smaller depth, then candidate), so that a kept
+    node's parent is always kept, equal scores included; slots are in order of depth, then
+    candidate. Where candidates of several drafters share a node, its best score counts.
+    A score that is not a number counts as the worst.
+
+    Raises: InvalidArgument for a budget below 2.
+    """
+    if nodes is not None and nodes < 2:
+        raise InvalidArgument(f"nodes={nodes}: expected at least 2 (slot 0 is the root); to decode plainly draft nothing")
+    batch, width, length = beam.tokens.shape
+    slots = 1 + width * length if nodes is None else min(nodes, 1 + width * length)
+    steps = ops.arange(length)
+    owners = dedup_prefix(ops, beam.tokens, beam.lengths)
+    unique = (owners == ops.arange(width)[None, :, None]) & (steps[None, None, :] < beam.lengths[:, :, None])
+
+    # From here on flat and depth-major: index = depth·W + candidate, so that a stable sort
+    # by score alone breaks ties by depth, then candidate.
+    unique = _depth_major(ops, unique)
+    kept = unique
+    if slots < 1 + width * length:
+        scores = _depth_major(ops, _node_scores(ops, beam.scores, owners))
+        order = ops.argsort(ops.where(unique, -scores, float("inf")), axis=1)
+        places = ops.broadcast_to(ops.arange(width * length)[None, :], order.shape)
+        rank = ops.scatter(order, order, places, axis=1)
+        kept = unique & (rank < slots - 1)
+    number = ops.where(kept, ops.cumsum(kept, axis=1), 0)  # a kept node's slot; 0 elsewhere
+    sizes = ops.max(number, axis=1) + 1
+
+    # The parent of (l, i) is the node at l-1 that owns i's prefix.
+    owner_index = _depth_major(ops, owners + (steps * width)[None, None, :])
+    first = ops.full((batch, width), 0, "int32")
+    if length > 1:
+        above = ops.gather(number, owner_index[:, : (length - 1) * width], axis=1)
+        parent = ops.concat([first, above], axis=1)
+    else:
+        parent = first
+    depth = ops.broadcast_to(((ops.arange(width * length) // width) + 1)[None, :], number.shape)
+
+    # Scatter into the slots; whatever is not kept lands in a spill slot that is cut off.
+    target = ops.where(kept, number, slots)
+    blank = ops.full((batch, slots + 1), 0, "int32")
+    parents = ops.scatter(blank, target, parent, axis=1)[:, :slots]
+    depths = ops.scatter(blank, target, depth, axis=1)[:, :slots]
+    tokens = ops.scatter(blank, target, _depth_major(ops, beam.tokens), axis=1)[:, :slots]
+    tokens = ops.concat([roots[:, None], tokens[:, 1:]], axis=1)
+    mask = tree_mask(ops, parents, length)
+    return PackedBeam(tokens, parents, depths, mask, sizes, length)
+
+
+def root_only(ops: Ops, roots: Array) -> PackedBeam:
+    """The packed beam of a plain step: the root alone."""
+    batch = roots.shape[0]
+    zeros = ops.full((batch, 1), 0, "int32")
+    return PackedBeam(
+        tokens=roots[:, None],
+        parents=zeros,
+        depths=zeros,
+        mask=ops.full((batch, 1, 1), 1, "bool"),
+        sizes=ops.full((batch,), 1, "int32"),
+        length=0,
+    )
+
+
+def _depth_major(ops: Ops, x: Array) -> Array:
+    """(B, W, L) as (B, L·W)."""
+    batch, width, length = x.shape
+    return ops.transpose(x, (0, 2, 1)).reshape(batch, length * width)
+
+
+def _node_scores(ops: Ops, scores: Array, owners: Array) -> Array:
+    """Each node's best score over the candidates that share it, at its owner: (B, W, L)."""
+    width = scores.shape[1]
+    scores = ops.where(scores == scores, scores, float("-inf"))
+    shares = owners[:, None, :, :] == ops.arange(width)[None, :, None, None]  # (B, owner, j, L)
+    return ops.max(ops.where(shares, scores[:, None, :, :], float("-inf")), axis=2)

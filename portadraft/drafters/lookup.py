@@ -1,0 +1,112 @@
+"""Prompt lookup: draft what followed the last tokens when they stood in the text before.
+
+Needs no training, so any model gains on text that repeats itself (quotes, code, extraction).
+It runs on the host, on ids that the host has read anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from portadraft.core.drafter import StatelessDrafter
+from portadraft.core.ops import Ops
+from portadraft.core.types import Array, Beam, BeamShape, Verdict, Verified
+from portadraft.errors import InvalidArgument
+
+
+class PromptLookup(StatelessDrafter):
+    """The continuation of the latest earlier place with the same last n tokens, longest n first.
+
+    longest, shortest: the n-grams that are tried. confidence: probability that one more
+    token is right, for the shortest and the longest n-gram (linear between); it only ranks
+    nodes under a budget, beside another drafter's.
+    """
+
+    name = "lookup"
+    wants = "none"
+
+    def __init__(
+        self, ops: Ops, longest: int = 4, shortest: int = 2, confidence: tuple[float, float] = (0.35, 0.65)
+    ) -> None:
+        if not 1 <= shortest <= longest:
+            raise InvalidArgument(f"shortest={shortest}, longest={longest}: expected 1 <= shortest <= longest")
+        self._ops = ops
+        self.longest, self.shortest = longest, shortest
+        low, high = confidence
+        span = max(1, longest - shortest)
+        self._step_score = {
+            n: math.log(low + (high - low) * (n - shortest) / span) for n in range(shortest, longest + 1)
+        }
+        self._rows: list[_History] = []
+
+    def candidates(self, shape: BeamShape) -> int:
+        return 1
+
+    def admit(self, row: int, ids: Sequence[int]) -> None:
+        history = _History(self.shortest, self.longest)
+        history.extend(ids)
+        self._rows.insert(row, history)
+
+    def draft(self, roots: Array, features: Array, shape: BeamShape) -> Beam | None:
+        """One candidate a row; None where no row has any, so that the step is a plain one."""
+        found = [history.continuation(shape.length) for history in self._rows]
+        if not any(tokens for tokens, _ in found):
+            return None
+        rows = len(found)
+        tokens = np.zeros((rows, 1, shape.length), dtype=np.int32)
+        lengths = np.zeros((rows, 1), dtype=np.int32)
+        scores = np.full((rows, 1, shape.length), -np.inf, dtype=np.float32)
+        for i, (ids, n) in enumerate(found):
+            if ids:
+                tokens[i, 0, : len(ids)] = ids
+                lengths[i, 0] = len(ids)
+                scores[i, 0, : len(ids)] = self._step_score[n] * np.arange(1, len(ids) + 1)
+        ops = self._ops
+        return Beam(ops.asarray(tokens), ops.asarray(lengths), ops.asarray(scores, "float32"))
+
+    def observe(self, tokens: Sequence[Sequence[int]], verified: Verified | None, verdict: Verdict | None) -> None:
+        for history, new in zip(self._rows, tokens, strict=True):
+            history.extend(new)
+
+    def truncate(self, row: int, length: int) -> None:
+        ids = self._rows[row].ids[:length]
+        self._rows[row] = _History(self.shortest, self.longest)
+        self._rows[row].extend(ids)
+
+    def release(self, row: int) -> None:
+        last = self._rows.pop()
+        if row < len(self._rows):
+            self._rows[row] = last
+
+    def memory(self, batch: int, context: int) -> int:
+        # A list slot, and a dictionary entry with its key tuple for every n.
+        return batch * context * (8 + (self.longest - self.shortest + 1) * 200)
+
+
+class _History:
+    """A row's ids, and for every n-gram in them the place after its latest occurrence."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self.ids: list[int] = []
+        self._places: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in range(shortest, longest + 1)}
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        # An n-gram is entered once something follows it: the newest one would only find itself.
+        for token in tokens:
+            end = len(self.ids)
+            for n, places in self._places.items():
+                if end >= n:
+                    places[tuple(self.ids[end - n : end])] = end
+            self.ids.append(token)
+
+    def continuation(self, length: int) -> tuple[list[int], int]:
+        """At most `length` ids and the n that found them; ([], 0) where nothing matches."""
+        for n in sorted(self._places, reverse=True):
+            if len(self.ids) >= n:
+                place = self._places[n].get(tuple(self.ids[-n:]))
+                if place is not None:
+                    return self.ids[place : place + length], n
+        return [], 0

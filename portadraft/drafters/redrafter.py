@@ -1,0 +1,78 @@
+"""ReDrafter: beam search over the recurrent drafter (paper section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from portadraft.core.beam import beam_search
+from portadraft.core.drafter import StatelessDrafter
+from portadraft.core.recurrent import RecurrentConfig
+from portadraft.core.target import Target
+from portadraft.core.types import Array, Beam, BeamShape
+from portadraft.errors import IncompatibleDrafter, InvalidArgument
+
+
+class ReDrafter(StatelessDrafter):
+    """A trained recurrent drafter bound to a target.
+
+    config, params: from a checkpoint; params are host or native arrays by the names of
+    `portadraft.core.recurrent`. draft_vocabulary: (V',) target ids in the drafter's order,
+    or None where the drafter predicts the whole vocabulary.
+
+    Raises: IncompatibleDrafter where sizes do not fit the target.
+    """
+
+    name = "redrafter"
+
+    def __init__(
+        self,
+        target: Target,
+        config: RecurrentConfig,
+        params: Mapping[str, Any],
+        draft_vocabulary: Any | None = None,
+    ) -> None:
+        ops, facts = target.ops, target.facts
+        embeddings = target.embeddings()
+        if config.hidden_size != facts.hidden_size or config.embedding_size != embeddings.shape[1]:
+            raise IncompatibleDrafter(
+                f"drafter: made for hidden size {config.hidden_size} and embeddings of {config.embedding_size}, but the "
+                f"target has {facts.hidden_size} and {embeddings.shape[1]}; use the drafter of this model or train one"
+            )
+        if config.vocabulary_size > facts.vocabulary_size or (
+            draft_vocabulary is None and config.vocabulary_size != facts.vocabulary_size
+        ):
+            raise IncompatibleDrafter(
+                f"drafter: its vocabulary of {config.vocabulary_size} does not fit the target's of "
+                f"{facts.vocabulary_size}; use the drafter of this model or train one"
+            )
+        self.config = config
+        self._ops = ops
+        self._embeddings = embeddings
+        self._params = {name: ops.asarray(value, facts.dtype) for name, value in params.items()}
+        self._vocabulary = None if draft_vocabulary is None else ops.asarray(draft_vocabulary, "int32")
+        if config.tied_head:
+            rows, bias = target.head_rows(), target.head_bias()
+            if self._vocabulary is not None:
+                rows = ops.take(rows, self._vocabulary)
+                bias = None if bias is None else ops.take(bias, self._vocabulary)
+            self._params["head.weight"] = rows
+            if bias is not None:
+                self._params["head.bias"] = bias
+
+    def draft(self, roots: Array, features: Array, shape: BeamShape) -> Beam:
+        if shape.width > self.config.vocabulary_size:
+            raise InvalidArgument(
+                f"width={shape.width}: the drafter predicts only {self.config.vocabulary_size} tokens; take fewer"
+            )
+        return beam_search(
+            self._ops,
+            self.config,
+            self._params,
+            self._embeddings,
+            roots,
+            features,
+            shape.width,
+            shape.length,
+            self._vocabulary,
+        )

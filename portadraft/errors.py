@@ -1,0 +1,48 @@
+"""What portadraft raises.
+
+    PortadraftError
+    ├── InvalidArgument (also ValueError)   an argument is outside what is allowed
+    ├── ModelNotFound   (also LookupError)  a model or drafter name leads nowhere
+    ├── UnsupportedModel                    the model cannot verify trees; the reason is named
+    ├── IncompatibleDrafter                 the drafter was made for another tokenizer or size
+    ├── CorruptFile                         a file is not what its name says
+    └── MissingDependency (also ImportError) an optional package is needed; the install line is named
+
+    WeightsMismatch (a warning)             the drafter was trained on other weights of the same shape
+
+Every message names the argument, its value, what was expected and what to do.
+"""
+
+from __future__ import annotations
+
+
+class PortadraftError(Exception):
+    """Base of every error that portadraft raises on purpose."""
+
+
+class InvalidArgument(PortadraftError, ValueError):
+    """An argument is outside what is allowed."""
+
+
+class ModelNotFound(PortadraftError, LookupError):
+    """A model or drafter name leads nowhere."""
+
+
+class UnsupportedModel(PortadraftError):
+    """The model cannot verify a tree of drafted tokens exactly."""
+
+
+class IncompatibleDrafter(PortadraftError):
+    """The drafter was made for a target of another vocabulary or hidden size."""
+
+
+class CorruptFile(PortadraftError):
+    """A file is damaged, cut short, or of another format than expected."""
+
+
+class MissingDependency(PortadraftError, ImportError):
+    """An optional package is not installed."""
+
+
+class WeightsMismatch(UserWarning):
+    """The drafter was trained on other weights than the target's; the output stays exact, drafting may be poor."""
