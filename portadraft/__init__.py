@@ -25,8 +25,9 @@ from portadraft.errors import (
 )
 
 if TYPE_CHECKING:
-    from portadraft.api import Generation, Model, generate, load, stream
+    from portadraft.api import Model, generate, load, stream
     from portadraft.core.types import BeamShape
+    from portadraft.generation import Generation
 
 __version__ = "0.1.0"
 
@@ -50,7 +51,7 @@ __all__ = [
 
 _LAZY = {
     "BeamShape": "portadraft.core.types",
-    "Generation": "portadraft.api",
+    "Generation": "portadraft.generation",
     "Model": "portadraft.api",
     "generate": "portadraft.api",
     "load": "portadraft.api",

@@ -20,8 +20,9 @@ for name in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
     if command -v "$name" >/dev/null 2>&1 && new_enough "$name"; then python=$name; break; fi
 done
 if [ -z "$python" ]; then
-    found=$("${PYTHON:-python3}" --version 2>&1 || echo 'not found')
-    fail "portadraft needs Python 3.11 or newer; ${PYTHON:-python3} is: $found. Name another: make PYTHON=/path/to/python3.12"
+    asked=${PYTHON:-python3}
+    if command -v "$asked" >/dev/null 2>&1; then found="is $("$asked" --version 2>&1)"; else found='was not found'; fi
+    fail "portadraft needs Python 3.11 or newer, but '$asked' $found; name another: make PYTHON=/path/to/python3.12"
 fi
 
 # 2. The environment.

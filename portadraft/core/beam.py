@@ -74,7 +74,8 @@ def _extend(ops: Ops, scores: Array, logits: Array, width: int) -> tuple[Array, 
     """
     batch = scores.shape[0]
     values, picks = ops.top_k(logits, width)
-    values = scores[..., None] + values - ops.logsumexp(logits, axis=-1)[..., None]
+    # In this order: a log-probability never rounds above 0, so a score never rises along a candidate.
+    values = scores[..., None] + (values - ops.logsumexp(logits, axis=-1)[..., None])
     best, flat = ops.top_k(values.reshape(batch, width * width), width)
     return best, flat // width, ops.gather(picks.reshape(batch, width * width), flat, axis=1)
 

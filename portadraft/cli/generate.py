@@ -1,0 +1,104 @@
+"""`portadraft generate`: the answer to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import portadraft
+from portadraft.cli.guard import complain
+from portadraft.errors import InvalidArgument
+from portadraft.generation import Generation, Stats
+
+
+def main(
+    prompt: str | None,
+    *,
+    model: str,
+    drafter: str,
+    backend: str,
+    device: str,
+    dtype: str,
+    stats: bool,
+    as_json: bool,
+    options: Mapping[str, Any],
+) -> None:
+    """Run the command."""
+    text = read_prompt(prompt)
+    loaded = portadraft.load(model, drafter=drafter_name(drafter), backend=backend, device=device, dtype=dtype)
+    if as_json:
+        result = loaded.generate(text, **options)
+        print(json.dumps({"model": model, **result.as_dict()}, ensure_ascii=False))
+    else:
+        result = _stream(loaded, text, options)
+    if not as_json:
+        for notice in result.notices:
+            complain(f"note: {notice}")
+    if stats:
+        print(describe(result), file=sys.stderr)
+
+
+def read_prompt(prompt: str | None) -> str:
+    """The argument, or all of standard input.
+
+    Raises: InvalidArgument where there is none.
+    """
+    if prompt is not None and prompt != "-":
+        return prompt
+    if prompt is None and sys.stdin.isatty():
+        raise InvalidArgument("prompt: none given; pass it as an argument, or on standard input")
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"prompt: standard input is not UTF-8 ({error.reason} at byte {error.start})") from None
+    return text.removesuffix("\n")
+
+
+def drafter_name(name: str) -> str:
+    """What `portadraft.load` calls it."""
+    return "redrafter+lookup" if name == "both" else name
+
+
+def _stream(loaded: portadraft.Model, prompt: str, options: Mapping[str, Any]) -> Generation:
+    last, result = "", None
+    for delta in loaded.stream(prompt, **options):
+        if delta.text:
+            print(delta.text, end="", flush=True)
+            last = delta.text
+        result = delta.generation or result
+    if not last.endswith("\n"):
+        print(flush=True)
+    assert result is not None
+    return result
+
+
+def describe(result: Generation) -> str:
+    """The statistics of one answer, for people."""
+    stats = result.stats
+    lines = [
+        f"{stats.generated_tokens} tokens in {stats.steps} steps, ended by {_ENDS[result.finish_reason]}; "
+        f"prompt of {stats.prompt_tokens} tokens read in {stats.prefill_s * 1000:.0f} ms",
+        _speed(stats),
+    ]
+    if stats.accepted:
+        counts = ", ".join(f"{n}: {count}" for n, count in sorted(stats.accepted.items()))
+        lines.append(f"steps by drafted tokens accepted: {counts}")
+    lines += [f"{name}: {choice.value} ({choice.reason})" for name, choice in stats.chosen.items()]
+    if stats.stages_s:
+        lines.append("stages: " + ", ".join(f"{name} {s * 1000:.0f} ms" for name, s in stats.stages_s.items()))
+    return "\n".join(lines)
+
+
+_ENDS = {
+    "end": "an end token",
+    "length": "max_tokens",
+    "context": "the model's context limit",
+    "stop": "a stop string",
+}
+
+
+def _speed(stats: Stats) -> str:
+    speed = "too short to time" if stats.tokens_per_s is None else f"{stats.tokens_per_s:.1f} tokens/s"
+    return speed if stats.tokens_per_step is None else f"{speed}, {stats.tokens_per_step:.2f} tokens per step"

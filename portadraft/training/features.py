@@ -1,0 +1,115 @@
+"""What the target says about texts, recorded once: tokens and last hidden states, in flat files.
+
+A folder holds `hidden.u16` (bfloat16 bits, (tokens, D), memory-mapped), `tokens.npy`,
+`offsets.npy` (documents, one more than there are) and `documents.npy`: per document the first
+position worth learning from, the first of the answer, its kind and whether it is held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from portadraft.training.loss import Block
+
+KINDS = ("answer", "text")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text: token ids, where the part worth learning from starts, where the answer starts."""
+
+    tokens: list[int]
+    start: int
+    answer: int
+    kind: str = "answer"
+    held_out: bool = False
+
+
+class Features:
+    """The recorded features of many documents."""
+
+    def __init__(
+        self,
+        hidden: NDArray[np.uint16],
+        tokens: NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        documents: NDArray[np.int32],
+    ) -> None:
+        self.hidden, self.tokens, self.offsets, self.documents = hidden, tokens, offsets, documents
+
+    @classmethod
+    def load(cls, folder: Path, hidden_size: int, complete: int | None = None) -> Features:
+        """Open a recorded folder; `complete` says how many documents are there already."""
+        tokens = np.load(folder / "tokens.npy")
+        offsets = np.load(folder / "offsets.npy")
+        documents = np.load(folder / "documents.npy")
+        hidden = np.memmap(folder / "hidden.u16", dtype=np.uint16, mode="r", shape=(len(tokens), hidden_size))
+        n = len(documents) if complete is None else complete
+        return cls(hidden, tokens, offsets[: n + 1], documents[:n])
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def segments(self, length: int, held_out: bool) -> NDArray[np.int64]:
+        """(segments, 3): first position, one past the last, and the document's end, for training or validation.
+
+        A position is an i of which token i + 2 exists (see `portadraft.training.loss`).
+        """
+        out = []
+        for d, (start, _, _, held) in enumerate(self.documents):
+            if bool(held) != held_out:
+                continue
+            low, end = int(self.offsets[d]), int(self.offsets[d + 1])
+            first = low + max(int(start) - 1, 0)
+            out += [(i, min(i + length, end - 2), end) for i in range(first, end - 2, length)]
+        return np.array(out, np.int64).reshape(-1, 3)
+
+    def bits(self, positions: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(self.hidden[positions].view(np.int16)).view(torch.bfloat16)
+
+    def block(
+        self,
+        segments: NDArray[np.int64],
+        steps: int,
+        head: Tensor,
+        to_draft: NDArray[np.int64],
+        bias: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Block:
+        """The positions of some segments, with the target's distributions over the draft vocabulary.
+
+        head: (V', D) rows of the target's head; to_draft: (V,) draft id of each token, -1 if none.
+        """
+        at = np.concatenate([np.arange(a, b) for a, b, _ in segments])
+        end = np.concatenate([np.full(b - a, e) for a, b, e in segments])
+        # token i+1+t for t = 0 … T; the distribution of step t stands at i+t, so its index is one less
+        ahead = at[:, None] + 1 + np.arange(steps + 1)
+        inside = ahead < end[:, None]
+        ahead = np.minimum(ahead, end[:, None] - 1)
+        tokens = self.tokens[ahead].astype(np.int64)
+        draft = np.where(inside, to_draft[tokens], -1)
+        wanted, rows = np.unique(np.where(inside[:, 1:], ahead[:, 1:] - 1, at[:, None] + 1), return_inverse=True)
+        device = head.device
+        with torch.no_grad():
+            said = self.bits(wanted).to(device, dtype)
+            logits = torch.nn.functional.linear(said, head.to(dtype), None if bias is None else bias.to(dtype))
+            soft = torch.softmax(logits.float(), -1).to(dtype)
+        return Block(
+            hidden=self.bits(at).to(device, dtype),
+            tokens=torch.from_numpy(tokens).to(device),
+            draft=torch.from_numpy(draft).to(device),
+            soft=soft,
+            rows=torch.from_numpy(rows.reshape(len(at), steps)).to(device),
+        )
+
+
+def join(parts: Sequence[Features]) -> list[Features]:
+    """Features recorded in several folders stay apart; an epoch draws from all."""
+    return list(parts)

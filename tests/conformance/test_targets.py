@@ -1,0 +1,59 @@
+"""Every target does what `Target` says: numpy's own, and a small Hugging Face llama in torch."""
+
+from typing import Any
+
+import pytest
+
+from portadraft import backends
+from portadraft.core.target import Target
+from portadraft.testing import TargetConformance
+
+
+def _numpy(**sizes: Any) -> Target:
+    target: Target = backends.get("numpy").load().make_target(3, **sizes)
+    return target
+
+
+def _torch(**changes: Any) -> Target:
+    missing = backends.REGISTRY["torch"].missing()
+    if missing:
+        pytest.skip(f"torch: {', '.join(missing)} not installed")
+    import torch
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        **changes,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    target: Target = backends.get("torch").load().make_target(model)
+    return target
+
+
+_TARGETS = {
+    "numpy": lambda: _numpy(),
+    "numpy-tied-limited-chunked": lambda: _numpy(tied=True, context_limit=64, chunk=3),
+    "torch": lambda: _torch(),
+    "torch-tied": lambda: _torch(tie_word_embeddings=True),
+}
+
+
+def test_every_backend_has_a_target_here() -> None:
+    assert {name.split("-")[0] for name in _TARGETS} == set(backends.REGISTRY)
+
+
+@pytest.fixture(scope="module", params=list(_TARGETS))
+def target(request: pytest.FixtureRequest) -> Target:
+    return _TARGETS[request.param]()
+
+
+class TestTarget(TargetConformance):
+    pass
