@@ -20,8 +20,9 @@ from portadraft.core.types import BeamShape
 from portadraft.drafters.select import Selected, select
 from portadraft.errors import InvalidArgument
 from portadraft.generation import Choice, Delta, Generation, Stats, Tally
+from portadraft.identity import tokenizer_fingerprint
 from portadraft.profiles.shape import default_shape
-from portadraft.text import AnswerText, TextCodec
+from portadraft.text import AnswerText, TextCodec, check_stops
 
 Message: TypeAlias = Mapping[str, str]
 Prompt: TypeAlias = str | Sequence[Message] | Sequence[int]
@@ -55,27 +56,36 @@ def load(
     name = "torch" if backend == "auto" else backend
     loaded = backends.get(name).load().load_target(source, dtype=dtype, device=device, check=check)
     codec = TextCodec(loaded.tokenizer, loaded.generation_config, template=source.template)
-    selected = select(drafter, loaded.target, codec)
+    fingerprint = tokenizer_fingerprint(loaded.tokenizer)
+    selected = select(drafter, loaded.target, fingerprint)
     chosen = {
         "backend": Choice(name, "the only one for language models so far" if backend == "auto" else "asked for"),
         "device": Choice(*loaded.device),
         "dtype": Choice(*loaded.dtype),
         "drafter": Choice(selected.name, selected.reason),
     }
-    return Model(str(model), loaded.target, codec, selected, chosen)
+    return Model(source.label, loaded.target, codec, selected, chosen, fingerprint)
 
 
 class Model:
     """A loaded model with its drafter. May be called from several threads: calls queue."""
 
     def __init__(
-        self, name: str, target: Target, codec: TextCodec, selected: Selected, chosen: Mapping[str, Choice]
+        self,
+        name: str,
+        target: Target,
+        codec: TextCodec,
+        selected: Selected,
+        chosen: Mapping[str, Choice],
+        fingerprint: str = "",
     ) -> None:
         self.name = name
         self.target = target
         self.codec = codec
         self.chosen = dict(chosen)
         self._selected = selected
+        self._fingerprint = fingerprint
+        self._known: dict[str, Selected] = {}
         self._lock = threading.Lock()
 
     @overload
@@ -122,8 +132,13 @@ class Model:
             yield Delta("", (), call.results()[0])
 
     def drafter_for(self, drafter: str | Path | Drafter | None) -> Selected:
-        """The drafter of that name for this model (see `load`)."""
-        return select(drafter, self.target, self.codec)
+        """The drafter of that name or folder for this model (see `load`); named ones are made once."""
+        if not isinstance(drafter, (str, Path)):
+            return select(drafter, self.target, self._fingerprint)
+        key = str(drafter)
+        if key not in self._known:
+            self._known[key] = select(drafter, self.target, self._fingerprint)
+        return self._known[key]
 
 
 @dataclass
@@ -155,7 +170,7 @@ class _Call:
         self._max_tokens = _max_tokens(options.get("max_tokens"))
         self._profile = bool(options.get("profile", False))
         self._sampling = Sampling(options.get("temperature", 0.0), options.get("seed", 0))
-        stop = _stop(options.get("stop"))
+        stop = check_stops(options.get("stop"))
         codec = model.codec
         self._rows = []
         for one in prompts:
@@ -187,7 +202,7 @@ class _Call:
             self._prefill_s = time.perf_counter() - start
             while True:
                 for one in progress:
-                    yield (one.key, *self._take(decoder, one, first=False))
+                    yield (one.key, *self._take(decoder, one))
                 if not decoder.live:
                     break
                 start = time.perf_counter()
@@ -213,18 +228,15 @@ class _Call:
         finally:
             decoder.close()  # also after an error or an abandoned stream
 
-    def _take(self, decoder: Decoder, progress: Progress, first: bool) -> tuple[str, tuple[int, ...]]:
+    def _take(self, decoder: Decoder, progress: Progress) -> tuple[str, tuple[int, ...]]:
         row = self._rows[progress.key]
-        ended = progress.finish == "end"
-        text, kept, stopped = row.text.push(progress.tokens, ended=ended)
-        row.out.extend(kept)
-        if stopped:
+        row.finish = progress.finish
+        piece = row.text.push(progress.tokens, ended=progress.finish == "end", last=progress.finish is not None)
+        row.out.extend(piece.ids)
+        if piece.stop is not None:
             decoder.stop(progress.key)
             row.finish = "stop"
-        elif progress.finish is not None:
-            row.finish = progress.finish
-            text += row.text.finish()
-        return text, tuple(kept)
+        return piece.text, piece.ids
 
     def results(self) -> list[Generation]:
         """The answers, once `run` has ended."""
@@ -288,14 +300,6 @@ def _max_tokens(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgument(f"max_tokens={value!r}: expected an integer of at least 1")
     return value
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    strings = (value,) if isinstance(value, str) else tuple(value or ())
-    for one in strings:
-        if not isinstance(one, str) or not one:
-            raise InvalidArgument(f"stop={value!r}: expected a non-empty string or a list of them")
-    return strings
 
 
 def _shape(options: Mapping[str, Any], selected: Selected, device: str) -> tuple[BeamShape, str]:

@@ -103,12 +103,25 @@ def test_import_is_quick() -> None:
     pytest.fail(f"import portadraft takes {seconds:.2f} s; expected under 0.3 s")
 
 
+def _cpu_seconds(*arguments: str, runs: int = 5) -> float:
+    """Processor time, so that a busy machine does not count against us."""
+    resource = pytest.importorskip("resource", reason="no resource module on this system")
+
+    def used() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return float(usage.ru_utime + usage.ru_stime)
+
+    best = float("inf")
+    for _ in range(runs):
+        start = used()
+        subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+        best = min(best, used() - start)
+    return best
+
+
 def test_help_is_quick() -> None:
-    for _ in range(3):
-        seconds = _best_seconds("-m", "portadraft.cli", "--help", runs=3) - _best_seconds("-c", "pass", runs=3)
-        if seconds < 0.5:
-            return
-    pytest.fail(f"portadraft --help takes {seconds:.2f} s; expected under 0.5 s")
+    seconds = _cpu_seconds("-m", "portadraft.cli", "--help")
+    assert seconds < 0.5
 
 
 def test_public_names() -> None:

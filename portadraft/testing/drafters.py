@@ -19,7 +19,7 @@ Answers: TypeAlias = Mapping[tuple[int, ...], Sequence[int]]
 Make: TypeAlias = Callable[[Target, Answers], Drafter]
 
 SHAPES = [BeamShape(1, 1), BeamShape(1, 4), BeamShape(4, 1), BeamShape(4, 4), BeamShape(3, 5, 7)]
-TOKENS = 24
+TOKENS = 16
 
 
 class DrafterConformance:
@@ -100,7 +100,7 @@ class DrafterConformance:
         alive = np.arange(length)[None, None] < lengths[..., None]
         assert ((tokens >= 0) & (tokens < target.facts.vocabulary_size))[alive].all()
         assert not np.isnan(scores[alive]).any()
-        assert (np.diff(scores, axis=2) <= 0)[alive[..., 1:]].all()
+        assert (scores[..., 1:] <= scores[..., :-1])[alive[..., 1:]].all()
         packed = pack_beam(ops, roots, beam, shape.nodes)
         assert tuple(packed.tokens.shape) == (rows, min(shape.nodes or 10**6, 1 + width * length))
 
@@ -132,7 +132,7 @@ class DrafterConformance:
         after = self.draft(target, drafter, target.ops.take(roots, index), target.ops.take(features, index), shape)
         assert [self.host(target, after, i) for i in range(2)] == [expected[i] for i in order]
 
-    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    @pytest.mark.parametrize("shape", SHAPES[1::3], ids=str)
     @pytest.mark.parametrize("temperature", [0.0, 0.7])
     def test_output_is_unchanged(self, target: Target, make: Make, shape: BeamShape, temperature: float) -> None:
         requests = [Request(p, TOKENS, seed=i) for i, p in enumerate(self.prompts(target))]

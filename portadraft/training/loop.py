@@ -56,6 +56,24 @@ def initial(config: RecurrentConfig, seed: int) -> dict[str, Tensor]:
     return out
 
 
+def column_scales(config: RecurrentConfig, sources: Sequence[Features], sample: int = 4096) -> dict[str, Tensor]:
+    """Smaller steps (and a smaller start) for the weights that read a feature which varies much.
+
+    A few of a language model's features are ten times the others; Adam's steps are equal for
+    every weight, so those few would shake the drafter's outputs. Matrices that read [s, h]:
+    every residual block and the projection while the inner size is 2D, else the input projection.
+    """
+    source = max(sources, key=lambda f: len(f.tokens))
+    at = np.linspace(0, int(source.offsets[-1]) - 1, sample).astype(np.int64)
+    spread = source.bits(at).float().std(0)
+    columns = torch.cat([torch.ones(config.hidden_size), 1.0 / spread.clamp(min=1.0)])
+    if config.inner_size != 2 * config.hidden_size:
+        return {"input_proj.weight": columns}
+    names = [f"lm_head.{i}.linear.weight" for i in range(config.blocks)]
+    names.append("project.weight" if config.tied_head else f"lm_head.{config.blocks}.weight")
+    return dict.fromkeys(names, columns)
+
+
 def batches(
     sources: Sequence[Features], weights: Sequence[float], fit: FitConfig, generator: np.random.Generator
 ) -> Iterator[tuple[float, Features, NDArray[np.int64]]]:
@@ -112,8 +130,12 @@ def fit(
     torch.manual_seed(settings.seed)
     generator = torch.Generator().manual_seed(settings.seed)
     masters = {k: v.to(device, torch.float32).clone() for k, v in (start or initial(config, settings.seed)).items()}
+    scales = {k: v.to(device) for k, v in column_scales(config, sources).items()}
+    if start is None:
+        for k, v in scales.items():
+            masters[k] *= v
+    optimizer = Optimizer(masters, settings.optimizer, settings.rate, settings.weight_decay, scales=scales)
     averaged = {k: v.clone() for k, v in masters.items()}
-    optimizer = Optimizer(masters, settings.optimizer, settings.rate, settings.weight_decay)
     table, rows = embeddings.to(device, dtype), head.to(device, dtype)
     to_draft = np.full(embeddings.shape[0], -1, np.int64)
     to_draft[draft_vocabulary] = np.arange(len(draft_vocabulary))

@@ -43,12 +43,14 @@ class Optimizer:
         rate: float,
         weight_decay: float,
         vector_rate: float = 2e-3,
+        scales: dict[str, Tensor] | None = None,
     ) -> None:
         self.params, self.kind, self.rate, self.weight_decay = params, kind, rate, weight_decay
         self.vector_rate = vector_rate
         self.first = {k: torch.zeros_like(v) for k, v in params.items()}
         self.second = {k: torch.zeros_like(v) for k, v in params.items() if not self.is_muon(v)}
         self.count = 0
+        self.scales = scales or {}
 
     def is_muon(self, x: Tensor) -> bool:
         return self.kind == "muon" and x.ndim == 2
@@ -71,4 +73,7 @@ class Optimizer:
             root = (v / (1 - 0.98**self.count)).sqrt_().add_(1e-8)
             if x.ndim == 2:
                 x.mul_(1 - rate * self.weight_decay)
-            x.sub_(rate * hat / root)
+            update = hat / root
+            if name in self.scales:
+                update *= self.scales[name]
+            x.sub_(rate * update)

@@ -50,14 +50,23 @@ def torch_target():
     return backends.get("torch").load().make_target(transformers.LlamaForCausalLM(config).eval())
 
 
-@pytest.fixture(params=["numpy", "torch"])
-def target(request: pytest.FixtureRequest) -> Target:
-    if request.param == "torch":
+@pytest.fixture
+def target(request: pytest.FixtureRequest, case: tuple[str, str]) -> Target:
+    if case[0] == "torch":
         return request.getfixturevalue("torch_target")
     return backends.get("numpy").load().make_target(3)
 
 
+# Everything on numpy; on torch what differs there.
+_CASES = [("numpy", name) for name in _MAKERS] + [("torch", "redrafter-draft-vocabulary"), ("torch", "together")]
+
+
+@pytest.fixture(params=_CASES, ids="-".join)
+def case(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param
+
+
 class TestDrafter(DrafterConformance):
-    @pytest.fixture(params=list(_MAKERS))
-    def make(self, request: pytest.FixtureRequest):
-        return _MAKERS[request.param]
+    @pytest.fixture
+    def make(self, case: tuple[str, str]):
+        return _MAKERS[case[1]]

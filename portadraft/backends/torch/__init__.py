@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 from portadraft.backends.torch.ops import TorchOps
 
 if TYPE_CHECKING:
+    from portadraft.backends.torch.entry import LoadedTarget
     from portadraft.backends.torch.target import TorchTarget
+    from portadraft.models import ModelSource
 
-__all__ = ["make_ops", "make_target"]
+__all__ = ["load_target", "make_ops", "make_target"]
 
 
 def make_ops(device: str = "cpu") -> TorchOps:
@@ -38,3 +40,10 @@ def make_target(model: Any, *, check: bool = True) -> TorchTarget:
         if reason is not None:
             raise unsupported(model, reason)
     return TorchTarget(model, identity=(architecture_id(model), weights_id(model)))
+
+
+def load_target(source: ModelSource, **options: Any) -> LoadedTarget:
+    """Load a model from its source: see `portadraft.backends.torch.entry.load_target`."""
+    from portadraft.backends.torch.entry import load_target
+
+    return load_target(source, **options)

@@ -95,6 +95,12 @@ class Pass:
 _local = threading.local()
 
 
+def current() -> Pass | None:
+    """The pass of ours that runs in this thread."""
+    running: Pass | None = getattr(_local, "running", None)
+    return running
+
+
 class active:
     """Context in which a model's attention is ours and `current` is the running pass."""
 
@@ -104,7 +110,7 @@ class active:
 
     def __enter__(self) -> Pass:
         self.before = [getattr(config, _SETTING) for config in self.configs]
-        self.outer = getattr(_local, "running", None)
+        self.outer = current()
         _local.running = self.running
         for config in self.configs:
             setattr(config, _SETTING, NAME)
@@ -133,7 +139,7 @@ def mask_function(
 
     Raises: UnsupportedModel where the model's pattern is not a function of positions.
     """
-    running: Pass | None = getattr(_local, "running", None)
+    running = current()
     if running is None:
         # Another thread runs the caller's model during our pass: the stock mask, never skipped.
         stock: Tensor | None = sdpa_mask(
@@ -166,7 +172,7 @@ def attention(
     The groups of grouped-query attention are packed into the query axis, so that keys and
     values are read where they lie. Soft-capping and sinks take explicit products.
     """
-    running: Pass | None = getattr(_local, "running", None)
+    running = current()
     rows, heads, slots, _ = query.shape
     groups = heads // key.shape[1]
     if position_bias is not None:

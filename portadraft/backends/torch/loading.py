@@ -2,7 +2,7 @@
 
 Only safetensors and GGUF are read, and no code that comes with a model is run.
 
-Unpacking a GGUF file takes long (SmolLM2-135M: 12 to 18 s), so the unpacked weights are kept in
+Unpacking a GGUF file takes long (see `gguf_once`), so the unpacked weights are kept in
 the cache in float32, from which any type is rounded as the file's own loader rounds it.
 """
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
+from portadraft.backends.gguf_once import read_gguf_once
 from portadraft.backends.quiet import quiet_transformers
 from portadraft.backends.tokenizers import load_gguf_tokenizer, load_tokenizer
 from portadraft.backends.torch.devices import choose_device, choose_dtype, cpu_has_bf16, torch_dtype
@@ -64,15 +66,25 @@ def load_model(source: ModelSource | str, dtype: str = "auto", device: str = "au
     wanted = torch_dtype(choose_dtype(dtype, where).value)
     if source.kind == "gguf":
         path = gguf_path(source)
-        with _clear_errors(source.label):
+        with _clear_errors(source.label), nullcontext() if gguf_cached(path) else read_gguf_once():
             model = _load_gguf(path, wanted, where)
-        return Loaded(model, load_gguf_tokenizer(path), model.generation_config)
+            tokenizer = load_gguf_tokenizer(path)
+        return Loaded(model, tokenizer, model.generation_config)
     folder = fetch(source)
     _check_architecture(read_config(folder), source.label)
     check_folder(folder)
     with _clear_errors(source.label):
         model = _load_folder(folder, wanted, where)
     return Loaded(model, load_tokenizer(folder), model.generation_config)
+
+
+def gguf_cached(path: Path) -> bool:
+    """Whether a GGUF file's weights are in the cache, so that loading it is fast."""
+    return cache.lookup(_KIND, _key(path)) is not None
+
+
+def _key(path: Path) -> str:
+    return f"{cache.file_identity(path)}-{transformers.__version__}"
 
 
 def fetch(source: ModelSource) -> Path:
@@ -153,7 +165,7 @@ def _load_folder(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 
 def _load_gguf(path: Path, dtype: torch.dtype, device: str) -> Any:
-    key = f"{cache.file_identity(path)}-{transformers.__version__}"
+    key = _key(path)
     entry = cache.lookup(_KIND, key)
     if entry is not None:
         try:
@@ -185,7 +197,7 @@ def _unpack_gguf(path: Path, dtype: torch.dtype) -> Any:
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 str(path.parent), gguf_file=path.name, dtype=dtype, trust_remote_code=False, **options
             )
-    except (ValueError, IndexError, KeyError, EOFError, UnicodeDecodeError) as error:
+    except (ValueError, LookupError, EOFError, OverflowError, struct.error) as error:
         text = _first_line(error)
         if "not supported" in text or "architecture" in text.lower():
             raise UnsupportedModel(

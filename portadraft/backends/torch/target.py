@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portadraft.backends.torch.attention import Pass, active
+from portadraft.backends.torch.attention import Pass, active, current
 from portadraft.backends.torch.cache import ProbeCache, RowCache
 from portadraft.backends.torch.limits import UNLIMITED, rotary_limit
 from portadraft.backends.torch.ops import NAMES, TorchOps
@@ -262,7 +262,8 @@ class TorchTarget:
         read: list[Tensor] = []
 
         def catch(_: Any, args: tuple[Any, ...]) -> None:
-            read.append(args[0])
+            if current() is running:  # another thread may call the caller's model meanwhile
+                read.append(args[0])
 
         hook = self._head.register_forward_pre_hook(catch)
         try:
