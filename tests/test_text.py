@@ -319,6 +319,29 @@ def test_first_to_end_wins_however_tokens_are_grouped() -> None:
         assert scanner.finish().delta == ""
 
 
+def test_stop_string_that_overlaps_itself() -> None:
+    tokenizer = sentencepiece()
+    ids = tokenizer.convert_tokens_to_ids(["b", "a", "b", "a", "b", "b"])
+    scanner = StopStrings(TextStream(tokenizer), ["ababb", "bc"])
+    assert [scanner.push(i).delta for i in ids] == ["", "b", "", "", "", ""]
+    assert scanner.push([]).keep == 1
+
+
+def test_within_one_token_too_the_first_to_end_wins() -> None:
+    """As it would if the same characters came one by one."""
+    tokenizer = sentencepiece()
+    scan = StopStrings(TextStream(tokenizer), ["end", "n"]).push(tokenizer.convert_tokens_to_ids(["a", "end"]))
+    assert (scan.delta, scan.stop, scan.keep) == ("ae", "n", 1)
+
+
+def test_invalid_bytes_are_one_character_each() -> None:
+    tokenizer = sentencepiece()
+    ids = tokenizer.convert_tokens_to_ids(["a", "<0xF0>", "<0x80>", "b"])
+    assert tokenizer.decode(ids) == "a\ufffd\ufffdb"
+    scan = StopStrings(TextStream(tokenizer), "\ufffdb").push(ids)
+    assert (scan.delta, scan.keep) == ("a\ufffd", 2)
+
+
 def test_stop_string_of_bytes_in_a_held_run() -> None:
     """Byte-fallback tokens settle late; the ids still end at the right byte token."""
     tokenizer = sentencepiece()

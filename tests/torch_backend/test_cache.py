@@ -186,14 +186,14 @@ def test_no_allocation_in_a_step_as_large_as_one_layers_keys(rows: int, slots: i
     # The heads of SmolLM2-135M.
     sizes = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 2}
     target = TorchTarget(_make("Mistral", sliding_window=100, max_position_embeddings=8192, **sizes)())
-    target.admit([rng.integers(3, 90, 4000 - 7 * b).tolist() for b in range(rows)], reserve=64)
+    target.admit([rng.integers(3, 90, 1500 - 7 * b).tolist() for b in range(rows)], reserve=64)
     packed = random_tree(rng, rows, slots)
     index = torch.tensor([[0, slots - 1]] * rows, dtype=torch.int32)
     counts = [min(slots, 2)] * rows
     with Allocations() as seen:
         target.verify(packed)
         target.commit(Verdict(index, torch.tensor(counts), index), counts, index.tolist())
-    assert 0 < seen.largest < 4000 * 3 * 64 * 4 * rows
+    assert 0 < seen.largest < 1500 * 3 * 64 * 4 * rows
 
 
 def test_another_thread_keeps_its_own_attention() -> None:
