@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class PromptLookup(StatelessDrafter):
     """
 
     name = "lookup"
-    wants = "none"
+    wants: Literal["none", "last", "all"] = "none"
 
     def __init__(
         self, ops: Ops, longest: int = 4, shortest: int = 2, confidence: tuple[float, float] = (0.35, 0.65)

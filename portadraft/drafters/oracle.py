@@ -7,6 +7,7 @@ every length 0…L occur.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class OracleDrafter(StatelessDrafter):
     """
 
     name = "oracle"
-    wants = "none"
+    wants: Literal["none", "last", "all"] = "none"
 
     def __init__(
         self,

@@ -42,7 +42,9 @@ def random_tree(generator: np.random.Generator, slots: int, vocabulary_size: int
     """A tree of random form; siblings differ in their token. Slots are in order of depth."""
     shape = [0]
     for slot in range(1, slots):
-        shape.append(int(generator.integers(0, slot)))
+        # A slot has at most as many children as there are tokens.
+        open_slots = [s for s in range(slot) if shape[1:].count(s) < vocabulary_size]
+        shape.append(open_slots[int(generator.integers(0, len(open_slots)))])
     depth = [0] * slots
     for slot in range(1, slots):
         depth[slot] = depth[shape[slot]] + 1

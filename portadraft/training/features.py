@@ -7,16 +7,19 @@ position worth learning from, the first of the answer, its kind and whether it i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from portadraft.errors import InvalidArgument
 from portadraft.training.loss import Block
+from portadraft.tuner.replay import Recording
 
 KINDS = ("answer", "text")
 
@@ -71,6 +74,15 @@ class Features:
             out += [(i, min(i + length, end - 2), end) for i in range(first, end - 2, length)]
         return np.array(out, np.int64).reshape(-1, 3)
 
+    def recordings(self) -> list[Recording]:
+        """The held-out answers, for replay."""
+        out = []
+        for d, (_, answer, kind, held) in enumerate(self.documents):
+            low, high = int(self.offsets[d]) + int(answer), int(self.offsets[d + 1])
+            if held and KINDS[kind] == "answer" and high - low > 1 and low > self.offsets[d]:
+                out.append(Recording(self.tokens[low:high], self.bits(np.arange(low - 1, high - 1))))
+        return out
+
     def bits(self, positions: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(self.hidden[positions].view(np.int16)).view(torch.bfloat16)
 
@@ -110,6 +122,78 @@ class Features:
         )
 
 
-def join(parts: Sequence[Features]) -> list[Features]:
-    """Features recorded in several folders stay apart; an epoch draws from all."""
-    return list(parts)
+class _Caught(BaseException):
+    """Ends a forward pass at the LM head: its input is all that is wanted."""
+
+
+def features_of(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """What the LM head would read at every position, (B, N, D); the head itself does not run."""
+    caught: list[Tensor] = []
+
+    def hook(_: Any, given: tuple[Tensor, ...]) -> None:
+        caught.append(given[0])
+        raise _Caught
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(hook)
+    try:
+        with torch.no_grad():
+            model(input_ids=ids, attention_mask=mask, use_cache=False)
+    except _Caught:
+        pass
+    finally:
+        handle.remove()
+    return caught[0]
+
+
+def record(
+    model: Any,
+    documents: Sequence[Document],
+    folder: Path,
+    batch_tokens: int = 4096,
+    seed: int = 0,
+    report: Callable[[int], None] | None = None,
+) -> Features:
+    """Run the target over documents, batched by length, and write a folder that `Features.load` reads.
+
+    report: called with the number of tokens done.
+
+    Raises: OSError if the disk is full; InvalidArgument if there is nothing to record.
+    """
+    if not documents:
+        raise InvalidArgument("data: no document of at least three tokens is left to train on")
+    rng = np.random.default_rng(seed)
+    # Shuffled first and sorted within groups: batches of like lengths, and any part is a fair sample.
+    order = rng.permutation(len(documents))
+    batches: list[list[int]] = []
+    for i in range(0, len(order), 512):
+        group = sorted(order[i : i + 512].tolist(), key=lambda d: len(documents[d].tokens))
+        for d in group:
+            open_batch = batches[-1] if batches else []
+            if not open_batch or d == group[0] or (len(open_batch) + 1) * len(documents[d].tokens) > batch_tokens:
+                batches.append([d])
+            else:
+                open_batch.append(d)
+    laid = [documents[d] for batch in batches for d in batch]
+    offsets = np.cumsum([0, *(len(d.tokens) for d in laid)]).astype(np.int64)
+    size = int(model.get_output_embeddings().weight.shape[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / "tokens.npy", np.concatenate([np.array(d.tokens, np.int32) for d in laid]))
+    np.save(folder / "offsets.npy", offsets)
+    facts = [(d.start, d.answer, KINDS.index(d.kind), int(d.held_out)) for d in laid]
+    np.save(folder / "documents.npy", np.array(facts, np.int32))
+    done = 0
+    with (folder / "hidden.u16").open("wb") as file:
+        for batch in batches:
+            lengths = [len(documents[d].tokens) for d in batch]
+            ids = torch.zeros((len(batch), max(lengths)), dtype=torch.int64)
+            mask = torch.zeros_like(ids)
+            for row, d in enumerate(batch):
+                ids[row, : lengths[row]] = torch.tensor(documents[d].tokens)
+                mask[row, : lengths[row]] = 1
+            hidden = features_of(model, ids.to(model.device), mask.to(model.device))
+            flat = torch.cat([hidden[row, :n] for row, n in enumerate(lengths)]).to(torch.bfloat16).cpu()
+            file.write(flat.contiguous().view(torch.int16).numpy().tobytes())
+            done += len(flat)
+            if report:
+                report(done)
+    return Features.load(folder, size)
