@@ -6,6 +6,7 @@
     ├── UnsupportedModel                    the model cannot verify trees; the reason is named
     ├── IncompatibleDrafter                 the drafter was made for another tokenizer or size
     ├── CorruptFile                         a file is not what its name says
+    ├── OutOfMemory (also MemoryError)      a model does not fit into the device's memory
     └── MissingDependency (also ImportError) an optional package is needed; the install line is named
 
     WeightsMismatch (a warning)             the drafter was trained on other weights of the same shape
@@ -38,6 +39,10 @@ class IncompatibleDrafter(PortadraftError):
 
 class CorruptFile(PortadraftError):
     """A file is damaged, cut short, or of another format than expected."""
+
+
+class OutOfMemory(PortadraftError, MemoryError):
+    """The model does not fit into the device's memory."""
 
 
 class MissingDependency(PortadraftError, ImportError):

@@ -220,7 +220,7 @@ def test_doctor_json() -> None:
 def test_doctor_for_people() -> None:
     done = _portadraft("doctor")
     assert done.returncode == 0, done.stderr
-    for heading in ("Machine", "Backends", "Models", "Drafters", "What would be used"):
+    for heading in ("Machine", "Backends", "Models", "Trained drafters", "What would be used"):
         assert heading in done.stdout
 
 

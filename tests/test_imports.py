@@ -134,6 +134,7 @@ def test_public_names() -> None:
         "MissingDependency",
         "Model",
         "ModelNotFound",
+        "OutOfMemory",
         "PortadraftError",
         "UnsupportedModel",
         "WeightsMismatch",

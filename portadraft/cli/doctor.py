@@ -20,7 +20,7 @@ _BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 
 def collect() -> dict[str, Any]:
     """The report as plain data (what `portadraft doctor --json` prints)."""
-    backends, drafters = [_backend(name) for name in _registry()], _shipped_drafters()
+    backends, drafters = [_backend(name) for name in _registry()], _trained_drafters()
     return {
         "portadraft": portadraft.__version__,
         "python": platform.python_version(),
@@ -98,11 +98,12 @@ def show(report: dict[str, Any]) -> None:
     )
     console.print()
     table(
-        "Drafters shipped",
+        "Trained drafters",
         "drafter",
         "made for",
+        "where from",
         "size",
-        rows=[(d["name"], d["target"], _size(d["megabytes"])) for d in report["drafters"]],
+        rows=[(d["name"], d["target"], d["source"], _size(d["megabytes"])) for d in report["drafters"]],
     )
     table(
         "What would be used",
@@ -291,20 +292,24 @@ def _cached_models() -> list[dict[str, Any]]:
     return out
 
 
-def _shipped_drafters() -> list[dict[str, Any]]:
-    out = []
-    for config in sorted((Path(portadraft.__file__).parent / "drafters" / "pretrained").glob("*/config.json")):
+def _trained_drafters() -> list[dict[str, Any]]:
+    """Trained drafters, where `drafter="auto"` looks for them."""
+    from portadraft.drafters.checkpoint import read_identity
+    from portadraft.drafters.select import folders
+
+    package, out = Path(portadraft.__file__).parent, []
+    for folder in folders():
         try:
-            target = json.loads(config.read_text(encoding="utf-8")).get("target", {})
-            made_for = target.get("name", "unknown") if isinstance(target, dict) else str(target)
-        except (OSError, ValueError, AttributeError) as error:
+            made_for = read_identity(folder).name or "unnamed model"
+        except (portadraft.PortadraftError, OSError) as error:
             made_for = f"unreadable: {error}"
         out.append(
             {
-                "name": config.parent.name,
-                "target": str(made_for),
-                "path": str(config.parent),
-                "megabytes": _megabytes([path for path in config.parent.iterdir() if path.is_file()]),
+                "name": folder.name,
+                "target": made_for,
+                "source": "shipped" if folder.is_relative_to(package) else "your own",
+                "path": str(folder),
+                "megabytes": _megabytes([path for path in folder.iterdir() if path.is_file()]),
             }
         )
     return out
@@ -325,7 +330,7 @@ def _choice(backends: list[dict[str, Any]], drafters: list[dict[str, Any]]) -> d
     device = choose_device()
     dtype = choose_dtype(device=device.value)
     name = "redrafter+lookup" if drafters else "lookup"
-    why = "where a shipped drafter was made for the model's weights; else lookup" if drafters else "no trained drafter"
+    why = "where one was trained for the model's weights; else lookup" if drafters else "no trained drafter"
     shape, shape_reason = default_shape(name, device.value.partition(":")[0])
     size = f"{shape.width}x{shape.length}" + (f", {shape.nodes} slots" if shape.nodes else "")
     return {

@@ -125,6 +125,7 @@ class Decoder:
             with self._stage("prefill"):
                 reserve = max(r.max_tokens for r in requests) + self._most_slots()
                 verified = self.target.admit([r.ids for r in requests], reserve=reserve)
+            self._introduce(first, requests)
             rows = [_Row(self._keys + i, r, len(r.ids)) for i, r in enumerate(requests)]
             self._keys += len(rows)
             logits, features = verified.logits[:, 0], verified.hidden[:, 0]
@@ -138,10 +139,24 @@ class Decoder:
             self._rows.extend(rows)
             chosen = ops.to_numpy(roots).tolist()
             if self.drafter is not None:
-                for i, request in enumerate(requests):
-                    self.drafter.admit(first + i, request.ids)
                 self.drafter.observe([[]] * first + [[token] for token in chosen], None, None)
             return self._deliver(first, [[token] for token in chosen], drafted=False, whole=False)
+
+    def _introduce(self, first: int, requests: Sequence[Request]) -> None:
+        """Tell the drafter of new rows; where it refuses one, none of them stays in the target."""
+        if self.drafter is None:
+            return
+        known = first
+        try:
+            for request in requests:
+                self.drafter.admit(known, request.ids)
+                known += 1
+        except BaseException:
+            for row in reversed(range(first, first + len(requests))):
+                self.target.release(row)
+                if row < known:
+                    self.drafter.release(row)
+            raise
 
     def _check(self, request: Request) -> None:
         facts = self.target.facts

@@ -208,7 +208,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
 def _parse(folder: Path, document: dict[str, Any]) -> tuple[RecurrentConfig, Identity, dict[str, Any]]:
     path = folder / CONFIG
     if document.get("format") != "portadraft-drafter":
-        raise CorruptFile(f"{path}: not a drafter's configuration (no \"format\": \"portadraft-drafter\")")
+        raise CorruptFile(f'{path}: not a drafter\'s configuration (no "format": "portadraft-drafter")')
     version = document.get("format_version")
     if version != FORMAT_VERSION:
         raise IncompatibleDrafter(
@@ -265,7 +265,7 @@ def _read_tensors(folder: Path, sha256: Any = None) -> dict[str, NDArray[Any]]:
         raise ModelNotFound(f"{path}: no such file; expected a drafter's folder with {CONFIG} and {WEIGHTS}") from None
     again = "the file is damaged or cut short; fetch or train the drafter again"
     try:
-        entries = safetensors.deserialize(raw)
+        entries = safetensors.deserialize(raw)  # type: ignore[no-untyped-call]
     except Exception as error:  # safetensors raises its own kind, and others for some damage
         raise CorruptFile(f"{path}: {error}; {again}") from None
     if sha256 is not None and hashlib.sha256(raw).hexdigest() != sha256:
@@ -316,7 +316,8 @@ def _check_vocabulary(path: Path, ids: NDArray[Any], size: int, target: int) -> 
     )
     if not fine:
         raise CorruptFile(
-            f"{path}: {VOCABULARY}: expected {size} ascending token ids below {target}, got {ids.dtype} of shape {ids.shape}"
+            f"{path}: {VOCABULARY}: expected {size} ascending token ids below {target}, "
+            f"got {ids.dtype} of shape {ids.shape}"
         )
     return np.ascontiguousarray(ids, np.int32)
 
@@ -327,7 +328,8 @@ def _check_vocabulary(path: Path, ids: NDArray[Any], size: int, target: int) -> 
 def _read_apple(folder: Path, document: dict[str, Any]) -> Checkpoint:
     if not document.get("rnn", False):
         raise IncompatibleDrafter(
-            f"{folder / CONFIG}: rnn=false: its state is a sum of embeddings, which portadraft's drafter has no form for"
+            f"{folder / CONFIG}: rnn=false: its state is a sum of embeddings, which portadraft cannot run; "
+            "expected a drafter with rnn=true"
         )
     hidden = _integer(folder, document, "hidden_size")
     vocabulary = _integer(folder, document, "vocab_size")

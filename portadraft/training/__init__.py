@@ -6,8 +6,8 @@ from typing import Any
 
 
 def train(*args: Any, **kwargs: Any) -> Any:
-    """Train a drafter for a model: see `portadraft.training.loop.train`."""
-    from portadraft.training.loop import train as run
+    """Train a drafter for a model: see `portadraft.training.run.train`."""
+    from portadraft.training.run import train as run
 
     return run(*args, **kwargs)
 

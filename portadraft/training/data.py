@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,3 @@ def within(documents: Iterator[Document], budget: int | None) -> list[Document]:
         out.append(document)
         total += len(document.tokens)
     return out
-
-
-Report = Callable[[dict[str, Any]], None]

@@ -74,6 +74,12 @@ class Features:
             out += [(i, min(i + length, end - 2), end) for i in range(first, end - 2, length)]
         return np.array(out, np.int64).reshape(-1, 3)
 
+    def count(self, kind: str) -> int:
+        """Tokens that are learned from, of one kind of document."""
+        lengths = np.diff(self.offsets) - self.documents[:, 1 if kind == "answer" else 0]
+        wanted = (self.documents[:, 2] == KINDS.index(kind)) & (self.documents[:, 3] == 0)
+        return int(lengths[wanted].sum())
+
     def recordings(self) -> list[Recording]:
         """The held-out answers, for replay."""
         out = []

@@ -117,6 +117,7 @@ def fit(
     report: Callable[[dict[str, Any]], None] | None = None,
     save: Callable[[dict[str, Tensor], dict[str, Any]], None] | None = None,
     shapes: Sequence[BeamShape] = (BeamShape(4, 4),),
+    head_bias: Tensor | None = None,
 ) -> FitResult:
     """Train the drafter's own parameters on recorded features.
 
@@ -137,6 +138,7 @@ def fit(
     optimizer = Optimizer(masters, settings.optimizer, settings.rate, settings.weight_decay, scales=scales)
     averaged = {k: v.clone() for k, v in masters.items()}
     table, rows = embeddings.to(device, dtype), head.to(device, dtype)
+    frozen = {"head.weight": rows} | ({} if head_bias is None else {"head.bias": head_bias.to(device, dtype)})
     to_draft = np.full(embeddings.shape[0], -1, np.int64)
     to_draft[draft_vocabulary] = np.arange(len(draft_vocabulary))
 
@@ -147,11 +149,11 @@ def fit(
 
     def evaluate() -> None:
         nonlocal best, best_score
-        p = {k: v.to(dtype) for k, v in averaged.items()} | {"head.weight": rows}
+        p = {k: v.to(dtype) for k, v in averaged.items()} | frozen
         native = torch.from_numpy(draft_vocabulary).to(device)
         results = replay(TorchOps(device), config, p, table, held_out, shapes, native, dtype=settings.dtype)
         entry = {
-            "minutes": (time.monotonic() - began) / 60,
+            "minutes": round((time.monotonic() - began) / 60, 2),
             "updates": updates,
             "positions": positions,
             "tokens_per_step": {f"{r.shape.width}x{r.shape.length}": round(r.tokens_per_step, 4) for r in results},
@@ -173,8 +175,8 @@ def fit(
         if progress >= 1.0:
             break
         live = {k: v.to(dtype).requires_grad_() for k, v in masters.items()}
-        block = source.block(segments, settings.loss.steps, rows, to_draft, dtype=dtype)
-        tally = distil(ops, live | {"head.weight": rows}, config, table, block, settings.loss, generator)
+        block = source.block(segments, settings.loss.steps, rows, to_draft, frozen.get("head.bias"), dtype)
+        tally = distil(ops, live | frozen, config, table, block, settings.loss, generator)
         grads = {k: v.grad.float() if v.grad is not None else torch.zeros_like(masters[k]) for k, v in live.items()}
         norm = float(torch.stack([g.norm() for g in grads.values()]).norm())
         if not math.isfinite(norm):
@@ -194,8 +196,8 @@ def fit(
             reported = now
             report(
                 {
-                    "minutes": minutes, "epoch": epoch, "updates": updates, "loss": window.mean_loss(),
-                    "top1": window.top1(), "rows": [n / window.rows[0] for n in window.rows],
+                    "minutes": minutes, "progress": progress, "epoch": epoch, "updates": updates,
+                    "loss": window.mean_loss(), "top1": window.top1(), "rows": [n / window.rows[0] for n in window.rows],
                     "norm": norm, "positions_per_s": positions / (now - began), "skipped": skipped,
                 }
             )  # fmt: skip

@@ -96,7 +96,7 @@ class _Distil(torch.autograd.Function):
     """Row-wise mix of KL and cross-entropy, whose gradient by the logits is q - (mixed target)."""
 
     @staticmethod
-    def forward(ctx, logits: Tensor, soft: Tensor, labels: Tensor, hard: float) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def, override]
+    def forward(ctx, logits: Tensor, soft: Tensor, labels: Tensor, hard: float) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
         log_q = torch.log_softmax(logits.float(), -1)
         mixed = soft.float().mul_(1.0 - hard)
         mixed.scatter_add_(-1, labels[:, None], torch.full_like(mixed[:, :1], hard))
@@ -107,7 +107,7 @@ class _Distil(torch.autograd.Function):
         return loss, log_q
 
     @staticmethod
-    def backward(ctx, by_loss: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[no-untyped-def, override]
+    def backward(ctx, by_loss: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[no-untyped-def]
         (grad,) = ctx.saved_tensors
         return grad * by_loss[:, None].to(grad.dtype), None, None, None
 

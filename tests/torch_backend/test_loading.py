@@ -17,7 +17,14 @@ from portadraft.backends.quiet import quiet_transformers
 from portadraft.backends.torch import devices, loading
 from portadraft.backends.torch.identity import architecture_id, weights_id
 from portadraft.backends.torch.loading import load_model
-from portadraft.errors import CorruptFile, InvalidArgument, MissingDependency, ModelNotFound, UnsupportedModel
+from portadraft.errors import (
+    CorruptFile,
+    InvalidArgument,
+    MissingDependency,
+    ModelNotFound,
+    OutOfMemory,
+    UnsupportedModel,
+)
 from portadraft.identity import same_weights, tokenizer_fingerprint
 from portadraft.models import ModelSource, cache, names, resolve
 from portadraft.text import TextCodec
@@ -169,7 +176,7 @@ def test_out_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exc
         raise error
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
-    with pytest.raises(loading.OutOfMemory, match=r"does not fit into memory.*smaller model"):
+    with pytest.raises(OutOfMemory, match=r"does not fit into memory.*smaller model"):
         load_model(resolve(folder))
 
 

@@ -24,11 +24,18 @@ from portadraft.backends.gguf_once import read_gguf_once
 from portadraft.backends.quiet import quiet_transformers
 from portadraft.backends.tokenizers import load_gguf_tokenizer, load_tokenizer
 from portadraft.backends.torch.devices import choose_device, choose_dtype, cpu_has_bf16, torch_dtype
-from portadraft.errors import CorruptFile, MissingDependency, ModelNotFound, PortadraftError, UnsupportedModel
+from portadraft.errors import (
+    CorruptFile,
+    MissingDependency,
+    ModelNotFound,
+    OutOfMemory,
+    PortadraftError,
+    UnsupportedModel,
+)
 from portadraft.models import ModelSource, cache, gguf_path, resolve
 from portadraft.models.files import check_folder, read_config
 
-__all__ = ["Loaded", "OutOfMemory", "choose_device", "choose_dtype", "cpu_has_bf16", "fetch", "load_model"]
+__all__ = ["Loaded", "choose_device", "choose_dtype", "cpu_has_bf16", "fetch", "load_model"]
 
 _KIND = "weights"
 _LARGEST_CACHED = 6 << 30  # bytes of unpacked float32 weights
@@ -38,10 +45,6 @@ _NOT_DOWNLOADED = ["*/*", "consolidated*.safetensors"]
 
 
 _log = logging.getLogger(__name__)
-
-
-class OutOfMemory(PortadraftError, MemoryError):
-    """The model does not fit into the device's memory."""
 
 
 class Loaded(NamedTuple):

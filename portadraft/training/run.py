@@ -6,7 +6,7 @@ import ctypes
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,18 @@ import torch
 from torch import Tensor
 
 from portadraft import models
-from portadraft.backends.torch.ops import TorchOps
+from portadraft.backends.torch import make_target
+from portadraft.backends.torch.loading import load_model
 from portadraft.core.recurrent import RecurrentConfig
 from portadraft.core.types import BeamShape
 from portadraft.drafters.checkpoint import Checkpoint, Identity, write_checkpoint
 from portadraft.errors import InvalidArgument
 from portadraft.identity import tokenizer_fingerprint
 from portadraft.text import TextCodec
-from portadraft.training import data, vocabulary
+from portadraft.training import data as files
+from portadraft.training import vocabulary
 from portadraft.training.features import Document, Features, record
+from portadraft.training.generate import greedy_answers
 from portadraft.training.loop import FitConfig, fit
 from portadraft.training.progress import Progress
 from portadraft.tuner.replay import Recording
@@ -86,9 +89,6 @@ def train(
 
     Raises: InvalidArgument, ModelNotFound and what loading a model raises; OSError for a full disk.
     """
-    from portadraft.backends.torch.identity import weights_id
-    from portadraft.backends.torch.loading import load_model
-
     config = config or TrainConfig()
     out = Path(out)
     if out.exists() and not overwrite:
@@ -101,25 +101,26 @@ def train(
     source = models.resolve(model)
     loaded = load_model(source, dtype=dtype, device=device)
     codec = TextCodec(loaded.tokenizer, loaded.generation_config, template=source.template)
+    target = make_target(loaded.model)
     identity = Identity(
-        vocabulary_size=int(loaded.model.get_output_embeddings().weight.shape[0]),
-        hidden_size=int(loaded.model.get_output_embeddings().weight.shape[1]),
+        vocabulary_size=target.facts.vocabulary_size,
+        hidden_size=target.facts.hidden_size,
         name=source.label,
         tokenizer=tokenizer_fingerprint(loaded.tokenizer),
-        weights_id=weights_id(loaded.model),
+        weights_id=target.facts.weights_id,
     )
     with Progress(progress) as show, tempfile.TemporaryDirectory(prefix="portadraft-", dir=work) as folder:
-        answers, generated = _answers(loaded.model, codec, prompts, config, show)
+        answers, generated = _answers(target, codec, prompts, config, show)
         documents = _documents(prompts, answers, texts, codec, config, identity.vocabulary_size)
         total = sum(len(d.tokens) for d in documents)
         with show.task("reading texts", total, "tokens") as advance:
             features = record(loaded.model, documents, Path(folder), seed=config.fit.seed, report=advance)
-        return _fit(loaded.model, codec, features, identity, config, out, overwrite, show, began, generated)
+        return _fit(target, codec, features, identity, config, out, overwrite, show, began, generated)
 
 
-def _rows(name: str, paths: Sequence[str | Path] | str | Path | None) -> list[data.Row]:
+def _rows(name: str, paths: Sequence[str | Path] | str | Path | None) -> list[files.Row]:
     listed = [paths] if isinstance(paths, (str, Path)) else list(paths or ())
-    rows = [row for path in listed for row in data.read_rows(path)]
+    rows = [row for path in listed for row in files.read_rows(path)]
     if name == "data" and any(not row.prompt for row in rows):
         raise InvalidArgument("data: every row needs a `prompt`; pass files of plain texts as text=")
     if name == "text" and rows and not any(row.text for row in rows):
@@ -128,55 +129,39 @@ def _rows(name: str, paths: Sequence[str | Path] | str | Path | None) -> list[da
 
 
 def _answers(
-    model: Any, codec: TextCodec, rows: Sequence[data.Row], config: TrainConfig, show: Progress
+    target: Any, codec: TextCodec, rows: Sequence[files.Row], config: TrainConfig, show: Progress
 ) -> tuple[list[Sequence[int]], int]:
     """The model's greedy answer to each prompt, and how many tokens had to be generated."""
-    from portadraft.backends.torch import make_target
-    from portadraft.core.decode import Decoder, Request
-    from portadraft.core.sampling import Sampling
-
     answers: list[Sequence[int]] = [row.answer_ids or () for row in rows]
-    missing = [i for i, row in enumerate(rows) if row.answer_ids is None]
-    if not missing:
+    prompts = {i: codec.encode_prompt(row.prompt) for i, row in enumerate(rows) if row.answer_ids is None}
+    prompts = {i: ids for i, ids in prompts.items() if len(ids) + 2 < config.max_length}
+    if not prompts:
         return answers, 0
-    prompts = {i: codec.encode_prompt(rows[i].prompt) for i in missing}
-    missing = [i for i in missing if len(prompts[i]) + 2 < config.max_length]
-    target = make_target(model)
-    generated = 0
-    # Prompts of like length together; a batch ends with its longest answer.
-    missing.sort(key=lambda i: len(prompts[i]))
-    with show.task("generating answers", len(missing), "answers") as advance:
-        for start in range(0, len(missing), config.batch):
-            part = missing[start : start + config.batch]
-            requests = [Request(prompts[i], config.max_answer, codec.end_tokens, Sampling()) for i in part]
-            for i, ids in zip(part, decode_plainly(Decoder, target, requests), strict=True):
-                answers[i] = ids
-                generated += len(ids)
-            advance(start + len(part))
-    return answers, generated
-
-
-def decode_plainly(decoder: Any, target: Any, requests: Sequence[Any]) -> list[list[int]]:
-    """Run requests as one batch without a drafter; their ids."""
-    raise NotImplementedError
+    with show.task("generating answers", len(prompts), "answers") as advance:
+        made = greedy_answers(
+            target, list(prompts.values()), config.max_answer, codec.end_tokens, config.batch, report=advance
+        )
+    for i, ids in zip(prompts, made, strict=True):
+        answers[i] = ids
+    return answers, sum(map(len, made))
 
 
 def _documents(
-    prompts: Sequence[data.Row],
+    prompts: Sequence[files.Row],
     answers: Sequence[Sequence[int]],
-    texts: Sequence[data.Row],
+    texts: Sequence[files.Row],
     codec: TextCodec,
     config: TrainConfig,
     vocabulary_size: int,
 ) -> list[Document]:
-    out = list(data.answer_documents(prompts, answers, codec, config.max_length, vocabulary_size))
+    out = list(files.answer_documents(prompts, answers, codec, config.max_length, vocabulary_size))
     shuffled = [texts[i] for i in np.random.default_rng(config.fit.seed).permutation(len(texts))]
     end = min(codec.end_tokens, default=None)
-    return out + data.within(data.text_documents(shuffled, codec, config.max_length, end), config.text_tokens)
+    return out + files.within(files.text_documents(shuffled, codec, config.max_length, end), config.text_tokens)
 
 
 def _fit(
-    model: Any,
+    target: Any,
     codec: TextCodec,
     features: Features,
     identity: Identity,
@@ -188,9 +173,7 @@ def _fit(
     generated: int,
 ) -> Trained:
     """Choose the draft vocabulary and train on recorded features."""
-    output = model.get_output_embeddings()
-    head, bias = output.weight.detach(), getattr(output, "bias", None)
-    table = embedding_table(model)
+    head, bias, table = target.head_rows(), target.head_bias(), target.embeddings()
     recordings = features.recordings()
     size = min(config.draft_vocabulary, identity.vocabulary_size)
     chosen = vocabulary.choose(
@@ -228,7 +211,7 @@ def _fit(
         written = True
 
     rows = head[torch.from_numpy(chosen).long().to(head.device)]
-    head_bias = None if bias is None else bias.detach()[torch.from_numpy(chosen).long().to(head.device)]
+    head_bias = None if bias is None else bias[torch.from_numpy(chosen).long().to(head.device)]
     settings = replace(config.fit, device=str(head.device))
     with show.training() as report:
         result = fit(
@@ -248,7 +231,9 @@ def _fit(
         save(result.params, {"updates": result.updates, "positions": result.positions})
     bill |= {"updates": result.updates, "positions": result.positions, "skipped_updates": result.skipped}
     bill["minutes_training"] = round(result.seconds / 60, 1)
-    best = max(result.history, key=lambda e: e["tokens_per_step"]["4x4"], default={"tokens_per_step": {}})
+    first = f"{SHAPES[0].width}x{SHAPES[0].length}"
+    none: dict[str, Any] = {"tokens_per_step": {}}
+    best = max(result.history, key=lambda e: e["tokens_per_step"][first], default=none)
     save(result.params, {k: v for k, v in best.items() if k not in bill})
     return Trained(out, dict(best["tokens_per_step"]), bill)
 
@@ -259,17 +244,8 @@ def _spread(recordings: Sequence[Recording], most: int) -> list[Recording]:
     return list(recordings[::step])
 
 
-def embedding_table(model: Any) -> Tensor:
-    """The input embeddings as the model applies them (V, E): some models scale what they look up."""
-    module = model.get_input_embeddings()
-    every = torch.arange(int(module.weight.shape[0]), device=module.weight.device)
-    with torch.no_grad():
-        table: Tensor = module(every)
-    return table
-
-
 def _keep_freed_memory() -> None:
-    """Ask glibc not to hand freed blocks back to the system: large temporaries cost page faults, up to half the time."""
+    """Ask glibc to keep freed blocks: the page faults of large temporaries cost up to half the time."""
     if sys.platform != "linux":
         return
     try:
@@ -278,6 +254,3 @@ def _keep_freed_memory() -> None:
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     except (OSError, AttributeError):
         pass  # another C library; only speed is lost
-
-
-_ = (Callable, TorchOps)

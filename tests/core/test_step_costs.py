@@ -1,0 +1,166 @@
+"""What a step may cost: one target pass, one host read, and nothing read behind our back."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from portadraft import backends
+from portadraft.backends.numpy import NumpyTarget
+from portadraft.core.decode import Decoder, Request
+from portadraft.core.types import BeamShape
+from portadraft.drafters import OracleDrafter, PromptLookup, Together
+from portadraft.testing import random_redrafter
+
+PHRASE = (5, 9, 2, 44, 17, 30)
+PROMPTS = [PHRASE * 2, (1, 2, 3)]
+
+
+@pytest.fixture(scope="module")
+def torch_target():
+    missing = backends.REGISTRY["torch"].missing()
+    if missing:
+        pytest.skip(f"torch: {', '.join(missing)} not installed")
+    import torch
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return backends.get("torch").load().make_target(transformers.LlamaForCausalLM(config).eval())
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def target(request):
+    if request.param == "torch":
+        target = request.getfixturevalue("torch_target")
+    else:
+        target = NumpyTarget.random(1, vocabulary_size=64)
+    yield target
+    while target.lengths:
+        target.release(0)
+
+
+@pytest.fixture
+def counts(target, monkeypatch):
+    """How often the host reads, and how often the target runs."""
+    counter = Counter()
+
+    def count(owner, name):
+        original = getattr(owner, name)
+
+        def counted(*args, **kwargs):
+            counter[name] += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(target.ops, "to_numpy")
+    for name in ("verify", "commit", "admit"):
+        count(target, name)
+    return counter
+
+
+IMPLICIT = (
+    "item", "tolist", "numpy", "cpu", "nonzero",
+    "__bool__", "__int__", "__float__", "__index__", "__array__", "__iter__", "__len__",
+)  # fmt: skip
+
+
+@pytest.fixture
+def no_implicit_reads(target, monkeypatch):
+    """Reading a tensor's values raises, except inside `to_numpy`."""
+    if target.ops.name != "torch":
+        return
+    import torch
+
+    inside = []
+    to_numpy = target.ops.to_numpy
+
+    def allowed(x):
+        inside.append(True)
+        try:
+            return to_numpy(x)
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(target.ops, "to_numpy", allowed)
+    for name in IMPLICIT:
+        if name in ("__iter__", "__len__"):
+            continue  # these read shapes only
+        original = getattr(torch.Tensor, name)
+
+        def guarded(self, *args, _name=name, _original=original, **kwargs):
+            if not inside:
+                raise AssertionError(f"implicit read: Tensor.{_name}")
+            return _original(self, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, guarded)
+    for name in ("nonzero", "equal", "allclose", "masked_select", "unique"):
+        def refused(*args, _name=name, **kwargs):
+            raise AssertionError(f"implicit read: torch.{_name}")
+
+        monkeypatch.setattr(torch, name, refused)
+
+
+def drafter_for(target, name):
+    if name == "none":
+        return None
+    if name == "lookup":
+        return PromptLookup(target.ops)
+    parts = [random_redrafter(target, 3, draft_vocabulary=list(range(40))), PromptLookup(target.ops)]
+    return Together(target.ops, parts)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("name", ["none", "lookup", "redrafter+lookup"])
+@pytest.mark.parametrize("shape", [BeamShape(4, 4), BeamShape(3, 3, 6)], ids=str)
+def test_one_pass_and_one_read_a_step(target, no_implicit_reads, counts, name, shape, temperature):
+    drafter = drafter_for(target, name)
+    assert name == "none" or drafter.name == name
+    counts.clear()
+    decoder = Decoder(target, drafter, shape, temperature=temperature, end_tokens=[63])
+    decoder.admit([Request(p, 24, seed=i) for i, p in enumerate(PROMPTS)])
+    assert counts == {"admit": 1, "to_numpy": 1}
+    steps = 0
+    while decoder.live:
+        counts.clear()
+        decoder.step()
+        assert counts == {"verify": 1, "commit": 1, "to_numpy": 1}
+        steps += 1
+    assert steps > 3
+
+
+def test_the_guard_notices(torch_target, monkeypatch):
+    """A negative control: each way to read a tensor is caught, and to_numpy is not."""
+    import torch
+
+    with monkeypatch.context() as patch:
+        no_implicit_reads.__wrapped__(torch_target, patch) if hasattr(no_implicit_reads, "__wrapped__") else None
+        if not hasattr(no_implicit_reads, "__wrapped__"):
+            pytest.fail("the fixture's function is out of reach")
+        x = torch.ones(1)
+        for read in (bool, int, float, np.asarray, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu):
+            with pytest.raises((AssertionError, ValueError), match="implicit read|"):
+                read(x)
+        assert torch_target.ops.to_numpy(x).tolist() == [1.0]
+
+
+def test_a_second_read_would_be_counted(target, counts):
+    """A negative control: a drafter that reads its roots is noticed."""
+
+    class Curious(OracleDrafter):
+        def draft(self, roots, features, shape):
+            self._ops.to_numpy(roots)
+            return super().draft(roots, features, shape)
+
+    drafter = Curious(target.ops, {PROMPTS[1]: [1] * 40}, 64, 1.0)
+    decoder = Decoder(target, drafter, BeamShape(2, 2))
+    decoder.admit([Request(PROMPTS[1], 10)])
+    counts.clear()
+    decoder.step()
+    assert counts["to_numpy"] == 2
