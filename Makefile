@@ -3,7 +3,7 @@
 #   make test        the default suite (minutes on two cores, no network)
 #   make test-slow   what takes longer
 #   make lint        ruff and mypy
-#   make bench       the demonstration with more repeats, figures for docs/LOG.md
+#   make bench       the demonstration with more repeats, and what steps cost: figures for docs/LOG.md
 # Settings: PYTHON=python3.12   TORCH_VERSION=2.13.0   TORCH_INDEX=<address of PyTorch's wheels>   (see README)
 
 PYTHON ?=
@@ -31,6 +31,9 @@ lint: $(READY)
 
 bench: $(READY)
 	@$(BIN)/portadraft demo --repeats 5
+	@$(BIN)/portadraft bench plain
+	@$(BIN)/portadraft bench packed
+	@$(BIN)/portadraft bench oracle
 
 setup: $(READY)
 

@@ -167,6 +167,36 @@ def test_usage_error(runner: CliRunner) -> None:
     assert runner.invoke(app, ["nothing"]).exit_code == 2
 
 
+def test_train_arguments_arrive(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="torch is not installed (extra train)")
+    from types import SimpleNamespace
+
+    import portadraft.training
+
+    asked: dict[str, Any] = {}
+
+    def train(model: str, data: Any, **options: Any) -> Any:
+        asked.update(options, model=model, data=data)
+        return SimpleNamespace(folder=options["out"], tokens_per_step={"4x4": 1.5}, training={})
+
+    monkeypatch.setattr(portadraft.training, "train", train)
+    line = "train some/model --out drafter --data a.jsonl --data b.jsonl --minutes 2 --blocks 3 --rate 0.001 --quiet"
+    result = runner.invoke(app, line.split())
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("wrote drafter; tokens per step on held-out answers: 4x4: 1.50\n")
+    assert (asked["model"], [path.name for path in asked["data"]]) == ("some/model", ["a.jsonl", "b.jsonl"])
+    assert (asked["config"].blocks, asked["config"].fit.minutes, asked["config"].fit.rate) == (3, 2.0, 0.001)
+    assert not asked["progress"]
+    assert json.loads(runner.invoke(app, [*line.split(), "--json"]).stdout)["folder"] == "drafter"
+
+
+def test_train_on_nothing() -> None:
+    pytest.importorskip("torch", reason="torch is not installed (extra train)")
+    done = _portadraft("train", "smollm2-135m", "--out", "no-such-folder")
+    assert done.returncode == 2
+    assert done.stderr.startswith("portadraft: error: data=None, text=None")
+
+
 def _portadraft(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "portadraft", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)

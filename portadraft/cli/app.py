@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import portadraft
+from portadraft.cli import bench
 from portadraft.cli.guard import INTERRUPTED, complain, guarded
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -19,6 +21,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(bench.app, name="bench")
 
 Model = Annotated[str, typer.Option("--model", "-m", help="A short name, a Hugging Face id, a folder, or a GGUF file.")]
 Drafter = Annotated[
@@ -128,6 +132,63 @@ def demo(
     if report.get("identical_f32") is False:
         complain("error: drafted and plain decoding differ in float32, which they never should; please report this")
         raise typer.Exit(1)
+
+
+@app.command()
+@guarded
+def train(
+    model: Annotated[str, typer.Argument(help="A short name, a Hugging Face id, a folder, or a GGUF file.")],
+    out: Annotated[Path, typer.Option(help="The folder to write the drafter to.")],
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="JSONL with a `prompt` a line, which the model answers; may be given again."),
+    ] = None,
+    text: Annotated[
+        list[Path] | None, typer.Option(help="JSONL with a `text` a line, which the model only reads: cheaper.")
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the data; with --minutes, whichever ends first.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="The most minutes of training.")] = None,
+    draft_vocabulary: Annotated[int | None, typer.Option(help="How many tokens the drafter may predict.")] = None,
+    inner_size: Annotated[int | None, typer.Option(help="Width of the residual blocks.")] = None,
+    blocks: Annotated[int | None, typer.Option(help="Number of residual blocks.")] = None,
+    max_answer: Annotated[int | None, typer.Option(help="The most tokens of a generated answer.")] = None,
+    text_tokens: Annotated[int | None, typer.Option(help="The most tokens of plain text.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Answers generated at once.")] = None,
+    rate: Annotated[float | None, typer.Option(help="The learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of everything random.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    work: Annotated[Path | None, typer.Option(help="Where features are kept while it runs.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a drafter in the folder.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a drafter for a model. The best so far is written at every evaluation, so stopping early loses little."""
+    from portadraft.cli import train as command
+
+    command.main(
+        model,
+        data=data or [],
+        text=text or [],
+        out=out,
+        architecture={
+            "draft_vocabulary": draft_vocabulary,
+            "inner_size": inner_size,
+            "blocks": blocks,
+            "max_answer": max_answer,
+            "text_tokens": text_tokens,
+            "batch": batch,
+        },
+        schedule={"epochs": epochs, "minutes": minutes, "rate": rate, "seed": seed},
+        as_json=as_json,
+        device=device,
+        dtype=dtype,
+        work=work,
+        overwrite=overwrite,
+        progress=not quiet,
+    )
 
 
 def main() -> None:

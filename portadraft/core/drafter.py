@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable
 
-from portadraft.core.types import Array, Beam, BeamShape, Verified, Verdict
+from portadraft.core.types import Array, Beam, BeamShape, Verdict, Verified
 
 
 @runtime_checkable

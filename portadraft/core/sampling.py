@@ -30,7 +30,9 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.temperature, (int, float)) and math.isfinite(self.temperature) and self.temperature >= 0):
+        if not (
+            isinstance(self.temperature, (int, float)) and math.isfinite(self.temperature) and self.temperature >= 0
+        ):
             raise InvalidArgument(
                 f"temperature={self.temperature!r}: expected a finite number of at least 0 (0 is greedy)"
             )
@@ -84,7 +86,9 @@ def _first_above(ops: Ops, weights: Array, sums: Array, aim: Array) -> Array:
     return ops.where(ops.any(above, axis=1), ops.argmax(above, axis=1), ops.argmax(count == count[:, -1:], axis=1))
 
 
-def uniforms(seeds: Sequence[int], positions: Sequence[int], count: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def uniforms(
+    seeds: Sequence[int], positions: Sequence[int], count: int
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Uniforms in [0, 1) for rows of the given seeds at `count` positions from the given ones on.
 
     Returns (B, count) float64 of 53 random bits each, from Philox 4x32 with 10 rounds

@@ -11,7 +11,6 @@ from portadraft.core.ops import Ops
 from portadraft.core.types import Array, Beam, PackedBeam
 from portadraft.errors import InvalidArgument
 
-
 _WORST = -3.0e38
 """The worst score of a node: finite, so that it still ranks before what is no node."""
 
@@ -71,7 +70,9 @@ def pack_beam(ops: Ops, roots: Array, beam: Beam, nodes: int | None = None) -> P
     Raises: InvalidArgument for a budget below 2.
     """
     if nodes is not None and nodes < 2:
-        raise InvalidArgument(f"nodes={nodes}: expected at least 2 (slot 0 is the root); to decode plainly draft nothing")
+        raise InvalidArgument(
+            f"nodes={nodes}: expected at least 2 (slot 0 is the root); to decode plainly draft nothing"
+        )
     batch, width, length = beam.tokens.shape
     slots = 1 + width * length if nodes is None else min(nodes, 1 + width * length)
     steps = ops.arange(length)

@@ -24,20 +24,26 @@ from portadraft.tuner.replay import Recording, replay
 
 @dataclass(frozen=True)
 class FitConfig:
-    """How long and how fast. The run ends at whichever of `epochs` and `minutes` comes first."""
+    """How long and how fast. The run ends at whichever of `epochs` and `minutes` comes first.
 
-    epochs: float = 3.0
+    positions: of texts in one update. segment: consecutive positions that stay together.
+    optimizer: "adamw" or "muon". average: decay of the averaged parameters, which are what is kept.
+    report_seconds: between reports. dtype: of the computation; the parameters themselves are float32.
+    """
+
+    epochs: float = 4.0
     minutes: float | None = None
-    positions: int = 1024
+    positions: int = 512
     segment: int = 32
     optimizer: str = "adamw"
-    rate: float = 1.5e-3
-    weight_decay: float = 0.01
-    average: float = 0.998
+    rate: float = 1e-3
+    weight_decay: float = 0.02
+    average: float = 0.999
     clip: float = 1.0
-    evaluate_minutes: float = 4.0
+    evaluate_minutes: float = 5.0
+    report_seconds: float = 20.0
     seed: int = 0
-    dtype: str = "bfloat16"
+    dtype: str = "float32"
     device: str = "cpu"
     loss: LossConfig = field(default_factory=LossConfig)
 
@@ -65,7 +71,8 @@ def column_scales(config: RecurrentConfig, sources: Sequence[Features], sample: 
     """
     source = max(sources, key=lambda f: len(f.tokens))
     at = np.linspace(0, int(source.offsets[-1]) - 1, sample).astype(np.int64)
-    spread = source.bits(at).float().std(0)
+    seen = source.bits(at).float()
+    spread = seen[torch.isfinite(seen).all(-1)].std(0).nan_to_num(1.0)
     columns = torch.cat([torch.ones(config.hidden_size), 1.0 / spread.clamp(min=1.0)])
     if config.inner_size != 2 * config.hidden_size:
         return {"input_proj.weight": columns}
@@ -192,12 +199,13 @@ def fit(
         for k, v in averaged.items():
             v.lerp_(masters[k], 1 - keep)
         now = time.monotonic()
-        if report and now - reported > 20:
+        if report and now - reported > settings.report_seconds:
             reported = now
             report(
                 {
                     "minutes": minutes, "progress": progress, "epoch": epoch, "updates": updates,
-                    "loss": window.mean_loss(), "top1": window.top1(), "rows": [n / window.rows[0] for n in window.rows],
+                    "loss": window.mean_loss(), "top1": window.top1(),
+                    "rows": [n / window.rows[0] for n in window.rows],
                     "norm": norm, "positions_per_s": positions / (now - began), "skipped": skipped,
                 }
             )  # fmt: skip

@@ -39,8 +39,8 @@ class LossConfig:
 
     steps: int = 5
     hard: float = 0.1
-    reach: float = 4.0
-    floor: float = 0.15
+    reach: float = 5.0
+    floor: float = 0.2
     dropout: float = 0.15
 
 

@@ -212,7 +212,7 @@ def _fit(
 
     rows = head[torch.from_numpy(chosen).long().to(head.device)]
     head_bias = None if bias is None else bias[torch.from_numpy(chosen).long().to(head.device)]
-    settings = replace(config.fit, device=str(head.device))
+    settings = replace(config.fit, device=str(head.device), dtype=computation(head))
     with show.training() as report:
         result = fit(
             architecture,
@@ -236,6 +236,11 @@ def _fit(
     best = max(result.history, key=lambda e: e["tokens_per_step"][first], default=none)
     save(result.params, {k: v for k, v in best.items() if k not in bill})
     return Trained(out, dict(best["tokens_per_step"]), bill)
+
+
+def computation(head: Tensor) -> str:
+    """In which type the drafter is trained: bfloat16 where the target runs in it, else float32."""
+    return "bfloat16" if head.dtype == torch.bfloat16 else "float32"
 
 
 def _spread(recordings: Sequence[Recording], most: int) -> list[Recording]:

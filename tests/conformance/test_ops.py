@@ -27,9 +27,7 @@ class TestOps(OpsConformance):
 
 
 class TestTorchDevices(OpsConformance):
-    @pytest.fixture(
-        params=[pytest.param("cuda", marks=pytest.mark.cuda), pytest.param("mps", marks=pytest.mark.mps)]
-    )
+    @pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.cuda), pytest.param("mps", marks=pytest.mark.mps)])
     def ops(self, request: pytest.FixtureRequest) -> Ops:
         _require("torch")
         return backends.make_ops("torch", device=request.param)

@@ -38,9 +38,7 @@ class Plain:
         return silu(self.p["rnn_w.weight"] @ e + self.p["rnn_u.bias"])
 
     def following(self, state, token):
-        return silu(
-            self.p["rnn_u.weight"] @ state + self.p["rnn_u.bias"] + self.p["rnn_w.weight"] @ self.table[token]
-        )
+        return silu(self.p["rnn_u.weight"] @ state + self.p["rnn_u.bias"] + self.p["rnn_w.weight"] @ self.table[token])
 
     def log_probabilities(self, state, hidden):
         x = np.concatenate([state, hidden])

@@ -20,7 +20,7 @@ V = 64
 SHAPES = [BeamShape(1, 1), BeamShape(1, 4), BeamShape(4, 4), BeamShape(4, 4, 8), BeamShape(8, 5)]
 DRAFTERS = ["oracle-0", "oracle-0.5", "oracle-0.8", "oracle-1", "lookup", "redrafter", "together"]
 PHRASE = (5, 9, 2, 44, 17, 30)
-PROMPTS = [(7,), PHRASE * 3, (1, 2, 3, 4, 5), (60, 61), PHRASE + (8,) + PHRASE[:4]]
+PROMPTS = [(7,), PHRASE * 3, (1, 2, 3, 4, 5), (60, 61), (*PHRASE, 8, *PHRASE[:4])]
 MOST = [30, 17, 25, 1, 22]
 
 
@@ -135,9 +135,9 @@ def test_the_accepted_path_is_not_always_a_run_of_slots(target, truth, monkeypat
 # negative controls: the equality above can fail
 
 
-def drafted(target, truth, shape=BeamShape(4, 4)):
+def drafted(target, truth):
     """Drafts that are often right, from a target whose attention matters."""
-    got, _ = decode(target, make("oracle-0.8", target, truth[0.0]), requests(), shape)
+    got, _ = decode(target, make("oracle-0.8", target, truth[0.0]), requests(), BeamShape(4, 4))
     return got, [truth[0.0][p][:m] for p, m in zip(PROMPTS, MOST, strict=True)]
 
 

@@ -150,7 +150,9 @@ def test_dedup_prefix_equals_its_definition(ops, case):
     for b, row in enumerate(rows):
         for i, (ids, _) in enumerate(row):
             for step in range(length):
-                same = [j for j, (other, _) in enumerate(row) if len(other) > step and other[: step + 1] == ids[: step + 1]]
+                same = [
+                    j for j, (other, _) in enumerate(row) if len(other) > step and other[: step + 1] == ids[: step + 1]
+                ]
                 assert owners[b, i, step] == (same[0] if step < len(ids) else i)
 
 

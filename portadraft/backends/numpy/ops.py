@@ -77,14 +77,14 @@ class NumpyOps:
             a = np.asarray(a, dtype=b.dtype)
         elif not isinstance(b, np.ndarray) and isinstance(a, np.ndarray):
             b = np.asarray(b, dtype=a.dtype)
-        return np.where(condition, a, b)
+        return np.asarray(np.where(condition, a, b))
 
     def cumsum(self, x: Array, axis: int) -> Array:
         dtype = np.int32 if x.dtype in (np.bool_, np.int32) else x.dtype
-        return np.cumsum(x, axis=axis, dtype=dtype)
+        return np.asarray(np.cumsum(x, axis=axis, dtype=dtype))
 
     def argmax(self, x: Array, axis: int) -> Array:
-        return np.argmax(x, axis=axis).astype(np.int32)
+        return np.asarray(np.argmax(x, axis=axis), dtype=np.int32)
 
     def argsort(self, x: Array, axis: int) -> Array:
         return np.argsort(x, axis=axis, kind="stable").astype(np.int32)
