@@ -209,7 +209,10 @@ def test_threads_queue(model: Model) -> None:
 def test_by_name(folder: Path, model: Model) -> None:
     got = portadraft.generate(str(folder), PROMPT, max_tokens=6)
     assert isinstance(got, portadraft.Generation)
-    assert "".join(p.text for p in portadraft.stream(model, PROMPT, max_tokens=6)) == model.generate(PROMPT, max_tokens=6).text
+    assert (
+        "".join(p.text for p in portadraft.stream(model, PROMPT, max_tokens=6))
+        == model.generate(PROMPT, max_tokens=6).text
+    )
 
 
 # what is refused

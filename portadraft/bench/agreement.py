@@ -47,7 +47,10 @@ def divergences(
         other = drafted[where]
         found.append(
             Divergence(
-                position, plain[position], other, logit_gap(target, [*prompt, *plain[:position]], plain[position], other)
+                position,
+                plain[position],
+                other,
+                logit_gap(target, [*prompt, *plain[:position]], plain[position], other),
             )
         )
         start = position + 1

@@ -131,7 +131,9 @@ def _identity(name: str, loaded: Model, max_tokens: int, console: Console) -> bo
 
 
 def _table(results: list[PromptResult], drafters: list[str], console: Console) -> None:
-    table = Table(title="Decoding, median of the repeats", caption="tokens/s; ×: speedup over plain; t/s: tokens per step")
+    table = Table(
+        title="Decoding, median of the repeats", caption="tokens/s; ×: speedup over plain; t/s: tokens per step"
+    )
     table.add_column("prompt")
     table.add_column("plain", justify="right")
     for drafter in drafters:
@@ -164,7 +166,9 @@ def _show_divergences(model: Model, results: list[PromptResult], console: Consol
     tokens = sum(len(r.runs[PLAIN][0].ids) for r in results)
     count = sum(len(r.divergences) for r in results)
     dtype = model.target.facts.dtype
-    console.print(f"{dtype}: {tokens - count} of {tokens} tokens agree with plain decoding; {count} diverge", highlight=False)
+    console.print(
+        f"{dtype}: {tokens - count} of {tokens} tokens agree with plain decoding; {count} diverge", highlight=False
+    )
     for result in results:
         for d in result.divergences:
             console.print(f"  {result.name}, token {d.position}: logit gap {d.gap:+.3f}", highlight=False)

@@ -80,7 +80,14 @@ def acceptance(
     options: dict[str, Any] = {"shapes": [_shape(s) for s in shape]} if shape else {}
     _print(
         run(
-            prompts, model=model, drafter=drafter, max_tokens=max_tokens, limit=limit, batch=batch, dtype=dtype, **options
+            prompts,
+            model=model,
+            drafter=drafter,
+            max_tokens=max_tokens,
+            limit=limit,
+            batch=batch,
+            dtype=dtype,
+            **options,
         ),
         "shapes",
     )

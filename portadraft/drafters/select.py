@@ -94,7 +94,11 @@ def _named(drafter: str | Path, target: Target, tokenizer: str) -> Selected:
         if drafter == "redrafter":
             return Selected(trained, trained.name, f"asked for; {folder.name} was trained for these weights")
         both = Together(target.ops, [trained, lookup])
-        why = "asked for" if drafter != "auto" else f"{folder.name} was trained for these weights; lookup beside it is free"
+        why = (
+            "asked for"
+            if drafter != "auto"
+            else f"{folder.name} was trained for these weights; lookup beside it is free"
+        )
         return Selected(both, both.name, why)
     folder = Path(drafter).expanduser()
     if not folder.is_dir():

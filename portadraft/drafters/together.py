@@ -21,9 +21,7 @@ class Together:
         self._drafters = tuple(drafters)
         self.name = "+".join(d.name for d in drafters)
         needs = {d.wants for d in drafters}
-        self.wants: Literal["none", "last", "all"] = (
-            "all" if "all" in needs else "last" if "last" in needs else "none"
-        )
+        self.wants: Literal["none", "last", "all"] = "all" if "all" in needs else "last" if "last" in needs else "none"
 
     def candidates(self, shape: BeamShape) -> int:
         return sum(d.candidates(shape) for d in self._drafters)

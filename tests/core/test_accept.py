@@ -36,7 +36,7 @@ def plain_walk(tree, choices):
         (slot,) = children
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(seed=st.integers(0, 10**9), rows=st.integers(1, 4), most=st.integers(2, 14), sampled=st.booleans())
 def test_accept_equals_the_plain_walk(ops, seed, rows, most, sampled):
     generator = np.random.default_rng(seed)

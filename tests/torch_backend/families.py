@@ -69,7 +69,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "mistral-sliding": _make("Mistral", sliding_window=WINDOW),
     "qwen2": _make("Qwen2"),
     "qwen3": _make("Qwen3", head_dim=16),
-    "gemma2": _make("Gemma2", head_dim=8, query_pre_attn_scalar=8, attn_logit_softcapping=5.0, final_logit_softcapping=8.0, **_MIXED),
+    "gemma2": _make("Gemma2", head_dim=8, query_pre_attn_scalar=8, attn_logit_softcapping=5.0,
+                    final_logit_softcapping=8.0, **_MIXED),
     "gemma3": _make("Gemma3Text", head_dim=8, query_pre_attn_scalar=8, **_MIXED),
     "phi3": _make("Phi3"),
     "gpt-neox": _make("GPTNeoX", num_key_value_heads=4),
@@ -83,12 +84,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "mamba": (lambda: from_config(transformers.MambaConfig(
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=4, pad_token_id=0, eos_token_id=2)),
         "recurrent"),
-    "jamba": (_make("Jamba", num_experts=2, attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False), "recurrent|mamba"),
+    "jamba": (_make("Jamba", num_experts=2, attn_layer_period=2, attn_layer_offset=1), "recurrent|mamba"),
     "lfm2": (_make("Lfm2", layer_types=["conv", "full_attention"] * 2), "conv"),
     "bloom": (lambda: from_config(transformers.BloomConfig(
         vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, pad_token_id=0, bos_token_id=1, eos_token_id=2)),
         "ALiBi"),
-    "mpt": (lambda: from_config(transformers.MptConfig(vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=4)), "ALiBi"),
+    "mpt": (lambda: from_config(transformers.MptConfig(vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=4)),
+        "ALiBi"),
 }  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def test_alignment(model: Any, features: Features) -> None:
     every = np.arange(V)
     seen = agreed = shifted = 0
     for held in (False, True):
-        for segment in features.segments(7, held):
+        for segment in features.segments(7, held)[::3]:
             first, last, end = segment
             block = features.block(segment[None], steps, head, every)
             assert block.hidden.shape == (last - first, D)
@@ -130,7 +130,7 @@ def test_alignment(model: Any, features: Features) -> None:
                         seen += 1
                         agreed += int(said.argmax()) == true
                         shifted += int(block.soft[block.rows[row, max(t - 2, 0)]].argmax()) == true
-    assert seen > 1000
+    assert seen > 500
     assert agreed > 0.98 * seen
     assert shifted < 0.8 * seen
 
@@ -262,7 +262,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(model: Any, features: 
 def test_the_best_by_replay_is_kept(model: Any, features: Features) -> None:
     table, head = tables(model)
     saved: list[Any] = []
-    settings = FitConfig(epochs=10, positions=128, segment=16, rate=3e-3, evaluate_minutes=0.0)
+    settings = FitConfig(epochs=2, positions=256, segment=16, rate=3e-3, evaluate_minutes=0.0)
     result = fit(
         architecture(), table, head, np.arange(V, dtype=np.int32), [features], features.recordings(), settings,
         save=lambda params, entry: saved.append(({k: v.clone() for k, v in params.items()}, entry)),
@@ -277,15 +277,21 @@ def test_the_best_by_replay_is_kept(model: Any, features: Features) -> None:
 # replay
 
 
+@pytest.fixture(scope="module")
+def params(model: Any, features: Features) -> dict[str, Any]:
+    """Of a drafter that guesses some tokens right."""
+    trained: dict[str, Any] = run(model, features, epochs=6).params
+    return trained
+
+
 @pytest.mark.parametrize(
     "shape", [BeamShape(1, 4), BeamShape(4, 4), BeamShape(4, 4, 6), BeamShape(3, 2), BeamShape(6, 5, 12)]
 )
-def test_replay_counts_what_the_loop_accepts(model: Any, features: Features, shape: BeamShape) -> None:
-    result = run(model, features, epochs=6)
+def test_replay_counts_what_the_loop_accepts(model: Any, params: dict[str, Any], shape: BeamShape) -> None:
     table, head = tables(model)
     prompts = [[3, 4, 5], [40, 2, 9, 9], [7]]
     target = make_target(model)
-    drafter = ReDrafter(target, architecture(), result.params)
+    drafter = ReDrafter(target, architecture(), params)
     decoder = Decoder(target, drafter, shape)
     wanted: list[list[int]] = []
     recordings = []
@@ -301,9 +307,7 @@ def test_replay_counts_what_the_loop_accepts(model: Any, features: Features, sha
         every = torch.tensor([[*prompt, *ids]])
         hidden = features_of(model, every, torch.ones_like(every))[0]
         recordings.append(Recording(np.array(ids, np.int32), hidden[len(prompt) - 1 : -1]))
-    (got,) = replay(
-        TorchOps("cpu"), architecture(), result.params | {"head.weight": head}, table, recordings, [shape], rows=2
-    )
+    (got,) = replay(TorchOps("cpu"), architecture(), params | {"head.weight": head}, table, recordings, [shape], rows=2)
     # The loop also counts a last step that ends exactly at the limit; replay leaves out what it cannot know.
     for mine, loop in zip(got.accepted, wanted, strict=True):
         assert mine == loop[: len(mine)]

@@ -248,12 +248,12 @@ class RowLayer(CacheLayerMixin):
         self.is_initialized = True
 
     @property
-    def keys(self) -> Tensor | None:  # type: ignore[override]
+    def keys(self) -> Tensor | None:
         view: Tensor | None = self._owner.read_keys[self._number]
         return view
 
     @property
-    def values(self) -> Tensor | None:  # type: ignore[override]
+    def values(self) -> Tensor | None:
         view: Tensor | None = self._owner.read_values[self._number]
         return view
 

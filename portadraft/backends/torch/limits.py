@@ -49,7 +49,7 @@ class RotaryLimit:
         if self.kind == "dynamic":
             for module in self.modules:
                 if module.max_seq_len_cached > self.at:
-                    module.max_seq_len_cached = self.at  # type: ignore[assignment]
+                    module.max_seq_len_cached = self.at
 
 
 def rotary_limit(model: torch.nn.Module) -> RotaryLimit | None:
@@ -64,7 +64,7 @@ def rotary_limit(model: torch.nn.Module) -> RotaryLimit | None:
             if kind == "longrope":
                 at = _original_length(module, layer_type)
             elif isinstance(kind, str) and "dynamic" in kind:
-                kind, at = "dynamic", int(module.original_max_seq_len)  # type: ignore[arg-type]
+                kind, at = "dynamic", int(module.original_max_seq_len)
             else:
                 continue
             found.setdefault((kind, at), []).append(module)

@@ -56,7 +56,9 @@ def shrunken(config: Any, level: int) -> Any:
         if getattr(text, name, None):
             setattr(text, name, WINDOW)
     _lift_rotary_switch(text)
-    text.vocab_size = min(text.vocab_size, VOCABULARY)
+    for name in ("vocab_size", "vocab_size_per_layer_input"):
+        if isinstance(getattr(text, name, None), int):
+            setattr(text, name, min(getattr(text, name), VOCABULARY))
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if getattr(text, name, None) is not None:
             setattr(text, name, 0)
