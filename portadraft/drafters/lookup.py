@@ -104,10 +104,12 @@ class _History:
             self.ids.append(token)
 
     def continuation(self, length: int) -> tuple[list[int], int]:
-        """At most `length` ids and the n that found them; ([], 0) where nothing matches."""
+        """`length` ids and the n that found them; ([], 0) where nothing matches."""
         for n in sorted(self._places, reverse=True):
             if len(self.ids) >= n:
                 place = self._places[n].get(tuple(self.ids[-n:]))
                 if place is not None:
-                    return self.ids[place : place + length], n
+                    # Past the newest token the draft goes on as if it were the text: a short loop repeats.
+                    period = len(self.ids) - place
+                    return [self.ids[place + step % period] for step in range(length)], n
         return [], 0

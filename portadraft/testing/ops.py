@@ -211,6 +211,12 @@ class OpsConformance:
         for typed in (values.astype(np.float32), values.astype(np.int32), values > 0, np.zeros((4, size), dtype=bool)):
             _same(ops, ops.argmax(_of(ops, typed), 1), np.argmax(typed, 1), "int32")
         _same(ops, ops.argmax(_of(ops, np.full((2, size), -np.inf, dtype=np.float32)), 1), np.zeros(2), "int32")
+        for half in ("float16", "bfloat16"):
+            try:
+                tied = ops.asarray(values.astype(np.float32), half)
+            except InvalidArgument:  # a backend may lack it
+                continue
+            _same(ops, ops.argmax(tied, 1), np.argmax(values, 1), "int32")
 
     @pytest.mark.parametrize("axis", [0, 1, -1])
     def test_argsort(self, ops: Ops, axis: int) -> None:

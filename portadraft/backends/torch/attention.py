@@ -61,7 +61,7 @@ class Pass:
         visible = self._committed_or_ancestor()
         if plain:
             return visible
-        rows, slots = self.positions.shape
+        rows = self.positions.shape[0]
         queries = self.positions[:, None, :, None]
         committed = torch.arange(self.past, device=queries.device).expand(rows, -1)
         keys = torch.cat([committed, self.positions], dim=1)[:, None, None, :]

@@ -74,7 +74,7 @@ def obvious_reason(model: Any) -> str | None:
 
 def check(model: Any) -> str:
     """Run the check on a shrunken clone: "" if it passes, else the reason."""
-    reason = "no shrunken clone of its configuration could be built to check it (make_target(check=False) skips the check)"
+    reason = "no shrunken clone of its configuration could be built to check it; make_target(check=False) skips the check"
     for clone in shrunken_clones(model):
         try:
             worst = _greatest_error(clone)
@@ -111,7 +111,7 @@ def _greatest_error(clone: Any) -> float:
         if parents is _TREES[0]:
             paths = [_path(row, end) for row, end in zip(parents, _ENDS, strict=True)]
             _commit(target, paths)
-            texts = [text + packed.tokens[b, path].tolist() for b, (text, path) in enumerate(zip(texts, paths, strict=True))]
+            texts = [texts[b] + packed.tokens[b, path].tolist() for b, path in enumerate(paths)]
     return worst
 
 
