@@ -21,7 +21,7 @@ from .families import _BASE, FAMILIES, REFUSED
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("platformdirs.user_cache_path", lambda *_: tmp_path)
+    monkeypatch.setenv("PORTADRAFT_CACHE", str(tmp_path))
     return tmp_path / "selfcheck"
 
 

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 import transformers
 from torch import Tensor
@@ -25,6 +24,7 @@ from portadraft.backends.torch.shrink import shrunken_clones
 from portadraft.backends.torch.target import TorchTarget, unsupported
 from portadraft.core.types import PackedBeam, Verdict, Verified
 from portadraft.errors import UnsupportedModel
+from portadraft.models.cache import cache_root
 
 TOLERANCE = 1e-3
 """Of the logits' standard deviation; float32 noise is below 1e-5, a wrong mask above 1e-1."""
@@ -74,7 +74,9 @@ def obvious_reason(model: Any) -> str | None:
 
 def check(model: Any) -> str:
     """Run the check on a shrunken clone: "" if it passes, else the reason."""
-    reason = "no shrunken clone of its configuration could be built to check it; make_target(check=False) skips the check"
+    reason = (
+        "no shrunken clone of its configuration could be built to check it; make_target(check=False) skips the check"
+    )
     for clone in shrunken_clones(model):
         try:
             worst = _greatest_error(clone)
@@ -185,7 +187,7 @@ def _record_path(model: Any) -> Path:
         "transformers": transformers.__version__,
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
-    return Path(platformdirs.user_cache_path("portadraft")) / "selfcheck" / f"{digest}.json"
+    return cache_root() / "selfcheck" / f"{digest}.json"
 
 
 def _read(path: Path) -> str | None:
