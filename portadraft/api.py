@@ -185,7 +185,7 @@ class _Call:
         if "drafter" in options:
             self._chosen["drafter"] = Choice(selected.name, selected.reason)
         if self._drafter is not None:
-            text = f"{shape.width}x{shape.length}" + (f", {shape.nodes} nodes" if shape.nodes else "")
+            text = f"{shape.width}x{shape.length}" + (f", {shape.nodes} slots" if shape.nodes else "")
             self._chosen["shape"] = Choice(text, reason)
         self._prefill_s = self._decode_s = 0.0
         self._stages: Mapping[str, float] | None = None

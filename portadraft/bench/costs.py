@@ -142,8 +142,8 @@ def oracle_steps(
             decoder.close()
 
     tried: dict[BeamShape | None, Any] = {None: lambda: decode(None)}
-    for width, length in shapes:
-        tried[BeamShape(width, length)] = lambda shape=BeamShape(width, length): decode(shape)
+    for shape in (BeamShape(width, length) for width, length in shapes):
+        tried[shape] = lambda shape=shape: decode(shape)
     interleave(tried, 1)
     runs = interleave(tried, repeats)
     rows = []

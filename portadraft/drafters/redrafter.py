@@ -36,8 +36,8 @@ class ReDrafter(StatelessDrafter):
         embeddings = target.embeddings()
         if config.hidden_size != facts.hidden_size or config.embedding_size != embeddings.shape[1]:
             raise IncompatibleDrafter(
-                f"drafter: made for hidden size {config.hidden_size} and embeddings of {config.embedding_size}, but the "
-                f"target has {facts.hidden_size} and {embeddings.shape[1]}; use the drafter of this model or train one"
+                f"drafter: made for hidden size {config.hidden_size} and embeddings of {config.embedding_size}, but "
+                f"the target has {facts.hidden_size} and {embeddings.shape[1]}; use this model's drafter or train one"
             )
         if config.vocabulary_size > facts.vocabulary_size or (
             draft_vocabulary is None and config.vocabulary_size != facts.vocabulary_size

@@ -45,13 +45,12 @@ def mean_prediction(
     at = np.concatenate([*positions, np.zeros(0, np.int64)])
     if len(at) > sample:
         at = np.sort(np.random.default_rng(seed).choice(at, sample, replace=False))
-    total = torch.zeros(head.shape[0], dtype=torch.float64)
+    mean = np.zeros(head.shape[0])
     with torch.no_grad():
         for i in range(0, len(at), 256):
             hidden = source.bits(at[i : i + 256]).to(head.device, head.dtype)
             logits = torch.nn.functional.linear(hidden, head, bias)
-            total += torch.softmax(logits.float(), -1).sum(0, dtype=torch.float32).double().cpu()
-    mean: NDArray[np.float64] = total.numpy()
+            mean += torch.softmax(logits.float(), -1).sum(0, dtype=torch.float32).cpu().numpy()
     return mean / max(float(mean.sum()), 1e-300)
 
 
