@@ -50,3 +50,32 @@ def test_a_single_token_can_be_enough() -> None:
 def test_bad_sizes(shortest: int, longest: int) -> None:
     with pytest.raises(InvalidArgument, match=f"shortest={shortest}, longest={longest}"):
         PromptLookup(make_ops("numpy"), longest=longest, shortest=shortest)
+
+
+def test_a_length_of_its_own() -> None:
+    assert draft([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2], length=2) == [3, 4]
+    ops = make_ops("numpy")
+    lookup = PromptLookup(ops, length=6)
+    assert lookup.depth(BeamShape(1, 2)) == 6
+    with pytest.raises(InvalidArgument, match="length=0"):
+        PromptLookup(ops, length=0)
+
+
+def test_beside_another_drafter_padding_costs_no_slots() -> None:
+    """Candidates of 3 x 2 and 1 x 7 tokens hold at most 13 nodes, not 4 x 7."""
+    from portadraft.core.tree import pack_beam
+    from portadraft.drafters import OracleDrafter, Together
+
+    ops = make_ops("numpy")
+    ids = (5, 6, 7, 8, 9, 5, 6)
+    drafters = [OracleDrafter(ops, {ids: [7] * 20}, 50, 0.5), PromptLookup(ops, length=7)]
+    both = Together(ops, drafters)
+    both.admit(0, ids)
+    shape = BeamShape(3, 2)
+    beam = both.draft(np.asarray([6]), np.zeros((1, 4)), shape)
+    assert beam is not None
+    assert both.depth(shape) == 7
+    assert pack_beam(ops, np.asarray([6]), beam).tokens.shape == (1, 14)
+    assert pack_beam(ops, np.asarray([6]), beam, 8).tokens.shape == (1, 8)
+    packed = pack_beam(ops, np.asarray([6]), beam)
+    assert 7 in packed.depths

@@ -207,7 +207,7 @@ class Decoder:
         ops, shape = self._ops, self.shape
         room = min(self.target.room(row) for row in range(len(self._rows)))
         beam = None
-        if self.drafter is not None and room >= shape.length:
+        if self.drafter is not None and room >= self.drafter.depth(shape):
             with self._stage("draft"):
                 beam = self.drafter.draft(self._roots, self._features, shape)
         if beam is None:
@@ -286,7 +286,11 @@ class Decoder:
     # helpers
 
     def _most_slots(self) -> int:
-        return 1 if self.drafter is None else self.shape.slots(self.drafter.candidates(self.shape))
+        drafter, shape = self.drafter, self.shape
+        if drafter is None:
+            return 1
+        most = 1 + drafter.candidates(shape) * drafter.depth(shape)
+        return most if shape.nodes is None else min(shape.nodes, most)
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

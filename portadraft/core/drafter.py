@@ -25,6 +25,9 @@ class Drafter(Protocol):
     def candidates(self, shape: BeamShape) -> int:
         """The most candidate sequences that `draft` returns for this shape."""
 
+    def depth(self, shape: BeamShape) -> int:
+        """The most tokens of a candidate that `draft` returns for this shape."""
+
     def admit(self, row: int, ids: Sequence[int]) -> None:
         """A new row, the last one: its prompt."""
 
@@ -59,6 +62,9 @@ class StatelessDrafter:
 
     def candidates(self, shape: BeamShape) -> int:
         return shape.width
+
+    def depth(self, shape: BeamShape) -> int:
+        return shape.length
 
     def admit(self, row: int, ids: Sequence[int]) -> None: ...
 

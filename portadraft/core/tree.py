@@ -61,7 +61,7 @@ def pack_beam(ops: Ops, roots: Array, beam: Beam, nodes: int | None = None) -> P
     """Lay the unique nodes of a beam out as one row of N slots, best first within the budget.
 
     roots: (B,) int32, the tokens at slot 0. nodes: the node budget N, root included; None
-    keeps every node. N = min(nodes, 1 + W·L) is static; rows with fewer unique nodes end in
+    keeps every node. N = min(nodes, 1 + W·L, 1 + beam.nodes) is static; rows with fewer unique nodes end in
     dead slots. Nodes are kept by (score, then smaller depth, then candidate), so that a kept
     node's parent is always kept, equal scores included; slots are in order of depth, then
     candidate. Where candidates of several drafters share a node, its best score counts.
@@ -74,7 +74,8 @@ def pack_beam(ops: Ops, roots: Array, beam: Beam, nodes: int | None = None) -> P
             f"nodes={nodes}: expected at least 2 (slot 0 is the root); to decode plainly draft nothing"
         )
     batch, width, length = beam.tokens.shape
-    slots = 1 + width * length if nodes is None else min(nodes, 1 + width * length)
+    most = 1 + (width * length if beam.nodes is None else min(beam.nodes, width * length))
+    slots = most if nodes is None else min(nodes, most)
     steps = ops.arange(length)
     owners = dedup_prefix(ops, beam.tokens, beam.lengths)
     unique = (owners == ops.arange(width)[None, :, None]) & (steps[None, None, :] < beam.lengths[:, :, None])

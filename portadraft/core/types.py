@@ -55,11 +55,14 @@ class Beam:
     lengths: (B, W) int32, 0…L.
     scores: (B, W, L) float32; score of each node, the sum of log-probabilities from the
         root on, so never rising along a candidate. Only the node budget reads it.
+    nodes: the most unique nodes that it can hold, where that is known to be fewer than W·L
+        (candidates of several drafters, padded to one length); static.
     """
 
     tokens: Array
     lengths: Array
     scores: Array
+    nodes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -17,34 +17,45 @@ from portadraft.core.ops import Ops
 from portadraft.core.types import Array, Beam, BeamShape, Verdict, Verified
 from portadraft.errors import InvalidArgument
 
+CONFIDENCE = (0.4, 0.53, 0.61, 0.70, 0.73, 0.90)
+"""How often one more token was right after a match of 1, 2, … tokens (of 2 and more: measured on 89,504
+tokens of SmolLM2-135M-Instruct's answers)."""
+
 
 class PromptLookup(StatelessDrafter):
     """The continuation of the latest earlier place with the same last n tokens, longest n first.
 
-    longest, shortest: the n-grams that are tried. confidence: probability that one more
-    token is right, for the shortest and the longest n-gram (linear between); it only ranks
-    nodes under a budget, beside another drafter's.
+    longest, shortest: the n-grams that are tried. length: of a draft; None takes the shape's.
+    confidence: probability that one more token is right, by n, the last for all longer ones; it
+    only ranks nodes under a budget, beside another drafter's.
     """
 
     name = "lookup"
     wants: Literal["none", "last", "all"] = "none"
 
     def __init__(
-        self, ops: Ops, longest: int = 4, shortest: int = 2, confidence: tuple[float, float] = (0.35, 0.65)
+        self,
+        ops: Ops,
+        longest: int = 6,
+        shortest: int = 2,
+        length: int | None = None,
+        confidence: Sequence[float] = CONFIDENCE,
     ) -> None:
         if not 1 <= shortest <= longest:
             raise InvalidArgument(f"shortest={shortest}, longest={longest}: expected 1 <= shortest <= longest")
+        if length is not None and length < 1:
+            raise InvalidArgument(f"length={length}: expected at least 1, or None for the shape's")
         self._ops = ops
         self.longest, self.shortest = longest, shortest
-        low, high = confidence
-        span = max(1, longest - shortest)
-        self._step_score = {
-            n: math.log(low + (high - low) * (n - shortest) / span) for n in range(shortest, longest + 1)
-        }
+        self._length = length
+        self._step_score = {n: math.log(confidence[min(n, len(confidence)) - 1]) for n in range(shortest, longest + 1)}
         self._rows: list[_History] = []
 
     def candidates(self, shape: BeamShape) -> int:
         return 1
+
+    def depth(self, shape: BeamShape) -> int:
+        return shape.length if self._length is None else self._length
 
     def admit(self, row: int, ids: Sequence[int]) -> None:
         history = _History(self.shortest, self.longest)
@@ -53,13 +64,14 @@ class PromptLookup(StatelessDrafter):
 
     def draft(self, roots: Array, features: Array, shape: BeamShape) -> Beam | None:
         """One candidate a row; None where no row has any, so that the step is a plain one."""
-        found = [history.continuation(shape.length) for history in self._rows]
+        length = self.depth(shape)
+        found = [history.continuation(length) for history in self._rows]
         if not any(tokens for tokens, _ in found):
             return None
         rows = len(found)
-        tokens = np.zeros((rows, 1, shape.length), dtype=np.int32)
+        tokens = np.zeros((rows, 1, length), dtype=np.int32)
         lengths = np.zeros((rows, 1), dtype=np.int32)
-        scores = np.full((rows, 1, shape.length), -np.inf, dtype=np.float32)
+        scores = np.full((rows, 1, length), -np.inf, dtype=np.float32)
         for i, (ids, n) in enumerate(found):
             if ids:
                 tokens[i, 0, : len(ids)] = ids

@@ -20,6 +20,8 @@ from portadraft.drafters.together import Together
 from portadraft.errors import IncompatibleDrafter, InvalidArgument, ModelNotFound, PortadraftError, WeightsMismatch
 from portadraft.identity import same_weights
 
+LOOKUP_LENGTH = 8
+"""Tokens of a lookup's draft beside a trained drafter's; the node budget decides how many are verified."""
 NAMES = ("auto", "none", "lookup", "redrafter", "redrafter+lookup")
 
 
@@ -93,7 +95,8 @@ def _named(drafter: str | Path, target: Target, tokenizer: str) -> Selected:
         trained = from_checkpoint(read_checkpoint(folder), folder, target, tokenizer)
         if drafter == "redrafter":
             return Selected(trained, trained.name, f"asked for; {folder.name} was trained for these weights")
-        both = Together(target.ops, [trained, lookup])
+        # A match in the text is often good for more tokens than a beam is long.
+        both = Together(target.ops, [trained, PromptLookup(target.ops, length=LOOKUP_LENGTH)])
         why = (
             "asked for"
             if drafter != "auto"

@@ -26,6 +26,9 @@ class Together:
     def candidates(self, shape: BeamShape) -> int:
         return sum(d.candidates(shape) for d in self._drafters)
 
+    def depth(self, shape: BeamShape) -> int:
+        return max(d.depth(shape) for d in self._drafters)
+
     def admit(self, row: int, ids: Sequence[int]) -> None:
         for drafter in self._drafters:
             drafter.admit(row, ids)
@@ -41,6 +44,7 @@ class Together:
             tokens=ops.concat([_lengthen(ops, b.tokens, length) for b in beams], axis=1),
             lengths=ops.concat([b.lengths for b in beams], axis=1),
             scores=ops.concat([_lengthen(ops, b.scores, length) for b in beams], axis=1),
+            nodes=sum(b.tokens.shape[1] * b.tokens.shape[2] if b.nodes is None else b.nodes for b in beams),
         )
 
     def observe(self, tokens: Sequence[Sequence[int]], verified: Verified | None, verdict: Verdict | None) -> None:

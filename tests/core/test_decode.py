@@ -37,7 +37,9 @@ def make(name, target, answers=None):
         return PromptLookup(target.ops, longest=3, shortest=1)
     if kind == "redrafter":
         return random_redrafter(target, 5)
-    parts = [make("redrafter", target), make("lookup", target), make("oracle-0.6", target, answers)]
+    # A lookup that drafts further than the beam is long, as in `select`.
+    deep = PromptLookup(target.ops, longest=3, shortest=1, length=7)
+    parts = [make("redrafter", target), deep, make("oracle-0.6", target, answers)]
     return Together(target.ops, parts)
 
 
