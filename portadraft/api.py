@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, overload
 
 from portadraft import backends, models
+from portadraft.backends.choice import choose_backend
 from portadraft.core.decode import Decoder, FinishReason, Progress, Request
 from portadraft.core.drafter import Drafter
 from portadraft.core.sampling import Sampling, row_seed
@@ -46,20 +47,21 @@ def load(
     GGUF file. drafter: "auto" (the trained one that belongs to these weights, if there is one,
     and prompt lookup beside it), "lookup", "redrafter", "redrafter+lookup", the folder of a
     checkpoint, an object of your own, or "none" (None) for plain decoding. backend, device,
-    dtype: "auto" says why in `stats.chosen`. check: prove on a small clone of the model's
+    dtype: "auto" says why in `stats.chosen`; the variable PORTADRAFT_BACKEND decides where backend
+    is "auto". check: prove on a small clone of the model's
     architecture that trees are verified exactly (cached; False trusts you).
 
     Raises: ModelNotFound, UnsupportedModel, IncompatibleDrafter, CorruptFile,
     MissingDependency, InvalidArgument. Warns: WeightsMismatch.
     """
     source = models.resolve(model)
-    name = "torch" if backend == "auto" else backend
+    name, why = choose_backend(backend)
     loaded = backends.get(name).load().load_target(source, dtype=dtype, device=device, check=check)
     codec = TextCodec(loaded.tokenizer, loaded.generation_config, template=source.template)
     fingerprint = tokenizer_fingerprint(loaded.tokenizer)
     selected = select(drafter, loaded.target, fingerprint)
     chosen = {
-        "backend": Choice(name, "the only one for language models so far" if backend == "auto" else "asked for"),
+        "backend": Choice(name, why),
         "device": Choice(*loaded.device),
         "dtype": Choice(*loaded.dtype),
         "drafter": Choice(selected.name, selected.reason),

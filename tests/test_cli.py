@@ -244,13 +244,15 @@ def test_doctor_json() -> None:
     assert numpy["problem"] is None
     assert "smollm2-135m" in report["short_names"]
     assert all(choice["reason"] for choice in report["choice"].values())
+    assert {"cuda on ROCm", "mps", "xpu"} <= {u["where"] for u in report["untested"] if u["backend"] == "torch"}
+    assert report["warnings"] == []
     assert report["machine"]["cores"] >= 1
 
 
 def test_doctor_for_people() -> None:
     done = _portadraft("doctor")
     assert done.returncode == 0, done.stderr
-    for heading in ("Machine", "Backends", "Models", "Trained drafters", "What would be used"):
+    for heading in ("Machine", "Backends", "Models", "Trained drafters", "What would be used", "Not tested"):
         assert heading in done.stdout
 
 
@@ -265,3 +267,24 @@ def test_doctor_survives_a_broken_backend(monkeypatch: pytest.MonkeyPatch) -> No
     assert not found["broken"]["works"]
     assert "no_such_module" in found["broken"]["problem"]
     assert "portadraft[y]" in found["absent"]["problem"]
+
+
+def test_doctor_warns_of_a_silent_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    from portadraft.cli import doctor
+
+    monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
+    assert "PYTORCH_ENABLE_MPS_FALLBACK is set" in doctor.collect()["warnings"][0]
+    monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "0")
+    assert doctor.collect()["warnings"] == []
+
+
+@pytest.mark.parametrize(("said", "value", "reason"), [("mlxx", None, "PORTADRAFT_BACKEND='mlxx'"), ("auto", ..., "")])
+def test_doctor_shows_what_the_variable_does(
+    monkeypatch: pytest.MonkeyPatch, said: str, value: object, reason: str
+) -> None:
+    from portadraft.cli import doctor
+
+    monkeypatch.setenv("PORTADRAFT_BACKEND", said)
+    chosen = doctor.collect()["choice"]["backend"]
+    assert reason in chosen["reason"]
+    assert value is ... or chosen["value"] == value

@@ -22,12 +22,14 @@ class Backend:
 
     requires: top-level packages that must be importable.
     extra: the extra of portadraft that brings them.
+    models: whether it loads language models (numpy's target is for tests).
     """
 
     name: str
     module: str
     requires: tuple[str, ...]
     extra: str | None
+    models: bool = True
 
     def missing(self) -> list[str]:
         """The required packages that are not installed (nothing is imported)."""
@@ -38,20 +40,27 @@ class Backend:
 
         Raises: MissingDependency with the install line.
         """
+        self.require()
+        return importlib.import_module(self.module)
+
+    def require(self) -> None:
+        """Raises: MissingDependency with this platform's install line where a package is absent."""
+        from portadraft.backends.choice import install_line
+
         missing = self.missing()
         if missing:
             raise MissingDependency(
                 f"backend {self.name!r} needs {', '.join(missing)}, which is not installed; "
-                f"install it with: pip install 'portadraft[{self.extra}]'"
+                f"install it with: {install_line(self.extra)}"
             )
-        return importlib.import_module(self.module)
 
 
 REGISTRY: dict[str, Backend] = {
     backend.name: backend
     for backend in (
-        Backend("numpy", "portadraft.backends.numpy", ("numpy",), None),
+        Backend("numpy", "portadraft.backends.numpy", ("numpy",), None, models=False),
         Backend("torch", "portadraft.backends.torch", ("torch", "transformers"), "torch"),
+        Backend("mlx", "portadraft.backends.mlx", ("mlx", "mlx_lm"), "mlx"),
     )
 }
 

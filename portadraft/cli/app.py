@@ -31,7 +31,9 @@ Drafter = Annotated[
         help="auto, redrafter, lookup, both (redrafter+lookup), none (plain decoding), or a drafter's folder."
     ),
 ]
-Backend = Annotated[str, typer.Option(help="auto, or the backend's name.")]
+Backend = Annotated[
+    str, typer.Option(help="auto, torch, or another backend's name; PORTADRAFT_BACKEND decides where it is auto.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, ...")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, or float16.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]

@@ -31,6 +31,8 @@ def collect() -> dict[str, Any]:
         "short_names": _short_names(),
         "drafters": drafters,
         "choice": _choice(backends, drafters),
+        "untested": _untested(backends),
+        "warnings": _warnings(),
     }
 
 
@@ -112,6 +114,16 @@ def show(report: dict[str, Any]) -> None:
         "why",
         rows=[(name, str(c["value"]), c["reason"]) for name, c in report["choice"].items()],
     )
+    table(
+        "Not tested",
+        "backend",
+        "where",
+        "what is known",
+        rows=[(u["backend"], u["where"], u["known"]) for u in report["untested"]],
+        empty="nothing that is registered",
+    )
+    for warning in report["warnings"]:
+        console.print(f"warning: {warning}", soft_wrap=True, markup=False)
 
 
 def _size(megabytes: float | None) -> str:
@@ -228,8 +240,11 @@ def _devices(name: str) -> list[str]:
     import torch
 
     found = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
+    if torch.version.hip is not None:
+        found = [f"{device}, ROCm: untested" for device in found]
     if torch.backends.mps.is_available():
-        found.append("mps")
+        found.append("mps (untested)")
+    found += [f"xpu:{i} ({torch.xpu.get_device_name(i)}, untested)" for i in range(torch.xpu.device_count())]
     return [*found, f"cpu ({torch.get_num_threads()} threads)"]
 
 
@@ -320,11 +335,19 @@ def _trained_drafters() -> list[dict[str, Any]]:
 
 def _choice(backends: list[dict[str, Any]], drafters: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """What `portadraft.load` and `generate` would choose where they are left to choose."""
+    from portadraft.backends.choice import choose_backend
     from portadraft.profiles.shape import default_shape
 
-    if not any(b["name"] == "torch" and b["works"] for b in backends):
-        reason = "the only backend for real models is not usable here; install it: pip install 'portadraft[torch]'"
-        return {"backend": {"value": None, "reason": reason}}
+    try:
+        chosen = choose_backend()
+    except portadraft.PortadraftError as error:
+        return {"backend": {"value": None, "reason": str(error)}}
+    backend = {"value": chosen.name, "reason": chosen.reason}
+    broken = [b["problem"] for b in backends if b["name"] == chosen.name and not b["works"]]
+    if broken:
+        return {"backend": {"value": None, "reason": f"{chosen.name} ({chosen.reason}) is not usable: {broken[0]}"}}
+    if chosen.name != "torch":
+        return {"backend": backend}
     from portadraft.backends.torch.devices import choose_device, choose_dtype
 
     device = choose_device()
@@ -334,9 +357,33 @@ def _choice(backends: list[dict[str, Any]], drafters: list[dict[str, Any]]) -> d
     shape, shape_reason = default_shape(name, device.value.partition(":")[0])
     size = f"{shape.width}x{shape.length}" + (f", {shape.nodes} slots" if shape.nodes else "")
     return {
-        "backend": {"value": "torch", "reason": "the only one for language models so far"},
+        "backend": backend,
         "device": {"value": device.value, "reason": device.reason},
         "dtype": {"value": dtype.value, "reason": dtype.reason},
         "drafter": {"value": name, "reason": why},
         "shape": {"value": size, "reason": shape_reason},
     }
+
+
+def _untested(backends: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Where the registered backends should work and have not been run."""
+    from portadraft.backends.choice import UNTESTED
+
+    names = [b["name"] for b in backends]
+    return [
+        {"backend": name, "where": where, "known": known}
+        for name, places in UNTESTED.items()
+        if name in names
+        for where, known in places.items()
+    ]
+
+
+def _warnings() -> list[str]:
+    """Settings of the environment that would mislead."""
+    out = []
+    if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK", "0") not in ("", "0"):
+        out.append(
+            "PYTORCH_ENABLE_MPS_FALLBACK is set: what the Apple GPU lacks is computed on the CPU without a word, "
+            "so that times mislead; portadraft needs no fallback, unset it"
+        )
+    return out

@@ -197,7 +197,7 @@ def record(
                 ids[row, : lengths[row]] = torch.tensor(documents[d].tokens)
                 mask[row, : lengths[row]] = 1
             hidden = features_of(model, ids.to(model.device), mask.to(model.device))
-            flat = torch.cat([hidden[row, :n] for row, n in enumerate(lengths)]).to(torch.bfloat16).cpu()
+            flat = torch.cat([hidden[row, :n] for row, n in enumerate(lengths)]).cpu().to(torch.bfloat16)
             file.write(flat.contiguous().view(torch.int16).numpy().tobytes())
             done += len(flat)
             if report:

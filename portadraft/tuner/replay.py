@@ -84,6 +84,8 @@ def replay(
 ) -> list[Replay]:
     """Follow the chain of every recording for each shape; `rows` positions are drafted at once."""
     out = []
+    if draft_vocabulary is not None:
+        draft_vocabulary = ops.asarray(draft_vocabulary, "int32")
     for shape in shapes:
         # Chains are followed side by side: each round drafts the current root of many recordings.
         at = [0] * len(recordings)

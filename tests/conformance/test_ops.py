@@ -27,9 +27,18 @@ class TestOps(OpsConformance):
 
 
 class TestTorchDevices(OpsConformance):
-    @pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.cuda), pytest.param("mps", marks=pytest.mark.mps)])
+    """Every kind of accelerator that torch serves; AMD's (ROCm) goes by the name cuda."""
+
+    @pytest.fixture(
+        params=[pytest.param("cuda", marks=pytest.mark.cuda), pytest.param("mps", marks=pytest.mark.mps), "xpu"]
+    )
     def ops(self, request: pytest.FixtureRequest) -> Ops:
         _require("torch")
+        if request.param == "xpu":
+            import torch
+
+            if not torch.xpu.is_available():
+                pytest.skip("xpu: no Intel GPU that torch can use")
         return backends.make_ops("torch", device=request.param)
 
 

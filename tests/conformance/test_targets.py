@@ -1,4 +1,4 @@
-"""Every target does what `Target` says: numpy's own, and a small Hugging Face llama in torch."""
+"""Every target does what `Target` says: numpy's own, and small llamas in torch and mlx."""
 
 from typing import Any
 
@@ -14,13 +14,16 @@ def _numpy(**sizes: Any) -> Target:
     return target
 
 
-def _torch(**changes: Any) -> Target:
+def _torch(device: str = "cpu", **changes: Any) -> Target:
     missing = backends.REGISTRY["torch"].missing()
     if missing:
         pytest.skip(f"torch: {', '.join(missing)} not installed")
     import torch
     import transformers
 
+    present = {"cpu": True, "mps": torch.backends.mps.is_available(), "xpu": torch.xpu.is_available()}
+    if not present.get(device, torch.cuda.is_available()):
+        pytest.skip(f"{device}: no such device that torch can use")
     config = transformers.LlamaConfig(
         vocab_size=97,
         hidden_size=32,
@@ -33,8 +36,19 @@ def _torch(**changes: Any) -> Target:
         **changes,
     )
     torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config).eval()
+    model = transformers.LlamaForCausalLM(config).eval().to(device)
     target: Target = backends.get("torch").load().make_target(model)
+    return target
+
+
+def _mlx(**changes: Any) -> Target:
+    missing = backends.REGISTRY["mlx"].missing()
+    if missing:
+        pytest.skip(f"mlx: {', '.join(missing)} not installed")
+    pytest.importorskip("mlx.core", reason="mlx is installed but does not import", exc_type=ImportError)
+    from tests.mlx_backend import tiny
+
+    target: Target = backends.get("mlx").load().make_target(tiny.build("llama", **changes))
     return target
 
 
@@ -43,6 +57,11 @@ _TARGETS = {
     "numpy-tied-limited-chunked": lambda: _numpy(tied=True, context_limit=64, chunk=3),
     "torch": lambda: _torch(),
     "torch-tied": lambda: _torch(tie_word_embeddings=True),
+    "mlx": lambda: _mlx(tie_word_embeddings=False),
+    "mlx-tied": lambda: _mlx(tie_word_embeddings=True),
+    "torch-cuda": lambda: _torch("cuda"),
+    "torch-mps": lambda: _torch("mps"),
+    "torch-xpu": lambda: _torch("xpu"),
 }
 
 

@@ -191,10 +191,19 @@ def attention(
             attention_mask = _additive(attention_mask, groups, query.dtype)
     if groups > 1:
         query = query.reshape(rows, key.shape[1], groups * slots, -1)
+    if not _reads_views(query.device):
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
     if groups > 1:
         out = out.reshape(rows, heads, slots, -1)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _reads_views(device: torch.device) -> bool:
+    """Whether SDPA can be trusted with views of the cache: on MPS it gave wrong values for them from torch 2.8 on
+    (issues 163597 and 181133 of PyTorch), so there keys and values are copied.
+    """
+    return device.type != "mps"
 
 
 def _explicit(

@@ -99,6 +99,11 @@ class RowCache(Cache):
     # capacity
 
     @property
+    def one_by_one(self) -> bool:
+        """Whether a commit moves row after row: MPS scatters into views wrongly."""
+        return any(store.shape.device.type == "mps" for store in self.stores)
+
+    @property
     def capacity(self) -> tuple[int, int]:
         """Rows and tokens per row that fit without growing."""
         shapes = [buffer.shape for store in self.stores for buffer in store.buffers]
@@ -170,11 +175,17 @@ class RowCache(Cache):
                 for buffer in (x for store in self.stores for x in store.buffers):
                     row = buffer[:, 0]
                     row[:, :, lengths[0] : lengths[0] + most] = row.index_select(2, source)
+            elif self.one_by_one:
+                source = index[:, :most].clamp(0, self.fresh - 1).long()
+                for buffer in (x for store in self.stores for x in store.buffers):
+                    for b, (base, length) in enumerate(zip(bases, lengths, strict=True)):
+                        fresh = buffer[:, b, :, base : base + self.fresh]
+                        buffer[:, b, :, length : length + most] = fresh.index_select(2, source[b])
             else:
                 # What lies past a row's count is moved too: it is masked, and overwritten later.
                 start = torch.tensor([bases, lengths], device=index.device)[:, :, None]
                 offsets = torch.arange(most, device=index.device)
-                source = index[:, :most].long().clamp(0, self.fresh - 1) + start[0]
+                source = index[:, :most].clamp(0, self.fresh - 1).long() + start[0]
                 goal = start[1] + offsets
                 for buffer in (x for store in self.stores for x in store.buffers):
                     taken = buffer[:, :rows].gather(3, _spread(source, buffer))

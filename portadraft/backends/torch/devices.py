@@ -60,13 +60,29 @@ def choose_device(device: str = "auto") -> Chosen:
         parsed = torch.device(device)
     except (RuntimeError, TypeError):
         parsed = None
-    if parsed is None or parsed.type not in ("cpu", "cuda", "mps"):
-        raise InvalidArgument(f"device={device!r}: expected 'auto', 'cpu', 'cuda', 'cuda:<number>' or 'mps'")
-    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[parsed.type]
+    counts = _counts()
+    here = ", ".join(["'auto'", *(repr(kind) for kind, count in counts.items() if count)])
+    if parsed is None or parsed.type not in counts:
+        raise InvalidArgument(
+            f"device={device!r}: expected 'auto', 'cpu', 'cuda', 'cuda:<number>', 'mps' or 'xpu'; found here: {here}"
+        )
+    count = counts[parsed.type]
     if (parsed.index or 0) >= count:
         found = "; this machine has no such device" if count == 0 else f"; this machine has {count}, counted from 0"
-        raise InvalidArgument(f"device={device!r}{found}: use device='auto' or 'cpu', or check torch's installation")
+        raise InvalidArgument(
+            f"device={device!r}{found}: found here: {here}; if a device is missing, check torch's installation"
+        )
     return Chosen(str(parsed), "asked for")
+
+
+def _counts() -> dict[str, int]:
+    """How many devices of each kind torch sees. AMD's GPUs are "cuda" to torch."""
+    return {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+        "xpu": torch.xpu.device_count(),
+    }
 
 
 def choose_dtype(dtype: str = "auto", device: str = "cpu") -> Chosen:
@@ -83,6 +99,8 @@ def choose_dtype(dtype: str = "auto", device: str = "cpu") -> Chosen:
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return Chosen("bfloat16", "the GPU computes in bfloat16")
         return Chosen("float16", "the GPU does not compute in bfloat16")
+    if kind == "xpu":
+        return Chosen("bfloat16", "Intel GPUs compute in bfloat16")
     if kind == "mps":
         return Chosen("float16", "fastest type on Apple GPUs")
     if cpu_has_bf16():

@@ -26,6 +26,8 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
 }
 NAMES = {v: k for k, v in DTYPES.items()}
+_HOST = {"bfloat16": "float32"}
+"""The numpy type from which a type that numpy lacks is made."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -46,13 +48,22 @@ class TorchOps:
         self.torch_device = torch.device(device)
         self.device = str(self.torch_device)
 
+    @property
+    def careful(self) -> bool:
+        """Whether to keep off what MPS does otherwise: its sort is not stable in all supported versions, nothing says
+        which of equal maxima it takes, and its scatter reads and writes views wrongly.
+        """
+        return self.torch_device.type == "mps"
+
     def asarray(self, values: Any, dtype: str = "int32") -> Tensor:
+        kind = torch_dtype(dtype)
         if isinstance(values, Tensor):
-            return values.to(self.torch_device, torch_dtype(dtype))
+            return values.to(self.torch_device, kind)
         if isinstance(values, np.ndarray):
             # A copy: torch would otherwise share memory that the caller may write or has mapped read-only.
-            return torch.tensor(values).to(self.torch_device, torch_dtype(dtype))
-        return torch.tensor(values, dtype=torch_dtype(dtype), device=self.torch_device)
+            # Cast on the host: MPS knows no float64.
+            return torch.from_numpy(values.astype(_HOST.get(dtype, dtype))).to(kind).to(self.torch_device)
+        return torch.tensor(values, dtype=kind, device=self.torch_device)
 
     def arange(self, stop: int) -> Tensor:
         return torch.arange(stop, dtype=torch.int32, device=self.torch_device)
@@ -94,7 +105,10 @@ class TorchOps:
         return x.expand(shape_x).gather(axis, indices.expand(shape_i).long())
 
     def scatter(self, x: Tensor, indices: Tensor, values: Tensor, axis: int) -> Tensor:
-        return x.scatter(axis, indices.long(), values.expand(indices.shape))
+        values = values.expand(indices.shape)
+        if self.careful:
+            indices, values = indices.contiguous(), values.contiguous()
+        return x.scatter(axis, indices.long(), values)
 
     def where(self, condition: Tensor, a: Any, b: Any) -> Tensor:
         return torch.where(condition, a, b)
@@ -106,10 +120,14 @@ class TorchOps:
     def argmax(self, x: Tensor, axis: int) -> Tensor:
         if x.dtype == torch.bool:
             x = x.to(torch.int32)
+        if self.careful:
+            return _first_greatest(x, axis)
         # max gives the first index of the greatest value too, and is four times faster in bfloat16 on a CPU.
         return x.max(axis).indices.to(torch.int32)
 
     def argsort(self, x: Tensor, axis: int) -> Tensor:
+        if self.careful:
+            return _stable_order(x, axis)
         return x.argsort(dim=axis, stable=True).to(torch.int32)
 
     def top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -170,3 +188,29 @@ def _but(shape: Sequence[int], axis: int) -> list[int]:
     out = list(shape)
     out[axis] = 1
     return out
+
+
+def _first_greatest(x: Tensor, axis: int) -> Tensor:
+    """The first index of the greatest value, whatever the device's own maximum does with equals; int32."""
+    size = x.shape[axis]
+    places = torch.arange(size, dtype=torch.int32, device=x.device)
+    places = places.reshape([-1 if i == axis % x.ndim else 1 for i in range(x.ndim)])
+    # Where nothing equals the maximum (it is not a number) the last index stands.
+    return torch.where(x == x.amax(axis, keepdim=True), places, size - 1).amin(axis)
+
+
+def _stable_order(x: Tensor, axis: int) -> Tensor:
+    """A stable argsort without a sort, int32: each value's rank is counted.
+
+    Takes n² compares, which is little for the few hundred nodes of a beam. What is not a number
+    ranks as infinity.
+    """
+    x = x.movedim(axis, -1)
+    if x.is_floating_point():
+        x = torch.where(x == x, x, float("inf"))
+    places = torch.arange(x.shape[-1], dtype=torch.int32, device=x.device)
+    mine, other = x[..., :, None], x[..., None, :]
+    before = (other < mine) | ((other == mine) & (places < places[:, None]))
+    rank = before.sum(-1, dtype=torch.int32)
+    places = places.expand(rank.shape).contiguous()
+    return torch.zeros_like(places).scatter(-1, rank.long(), places).movedim(-1, axis)

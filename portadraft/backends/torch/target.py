@@ -334,7 +334,8 @@ class TorchTarget:
 
 
 def _causal(size: int, device: torch.device) -> Tensor:
-    return torch.ones((size, size), dtype=torch.bool, device=device).tril()
+    places = torch.arange(size, dtype=torch.int32, device=device)
+    return places <= places[:, None]
 
 
 def unsupported(model: Any, reason: str) -> UnsupportedModel:
