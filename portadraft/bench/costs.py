@@ -142,8 +142,8 @@ def oracle_steps(
             decoder.close()
 
     tried: dict[BeamShape | None, Any] = {None: lambda: decode(None)}
-    for shape in (BeamShape(width, length) for width, length in shapes):
-        tried[shape] = lambda shape=shape: decode(shape)
+    for drafted in (BeamShape(width, length) for width, length in shapes):
+        tried[drafted] = lambda shape=drafted: decode(shape)
     interleave(tried, 1)
     runs = interleave(tried, repeats)
     rows = []
