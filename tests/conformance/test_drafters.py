@@ -1,4 +1,4 @@
-"""Every drafter of the registry does what `Drafter` says, on the numpy target and on torch's."""
+"""Every drafter of the registry does what `Drafter` says, on the numpy target and on the other backends'."""
 
 import pytest
 
@@ -50,15 +50,30 @@ def torch_target():
     return backends.get("torch").load().make_target(transformers.LlamaForCausalLM(config).eval())
 
 
+@pytest.fixture(scope="module")
+def mlx_target():
+    missing = backends.REGISTRY["mlx"].missing()
+    if missing:
+        pytest.skip(f"mlx: {', '.join(missing)} not installed")
+    pytest.importorskip("mlx.core", reason="mlx is installed but does not import", exc_type=ImportError)
+    from tests.mlx_backend import tiny
+
+    return backends.get("mlx").load().make_target(tiny.build("llama", num_hidden_layers=2), check=False)
+
+
 @pytest.fixture
 def target(request: pytest.FixtureRequest, case: tuple[str, str]) -> Target:
-    if case[0] == "torch":
-        return request.getfixturevalue("torch_target")
+    if case[0] != "numpy":
+        return request.getfixturevalue(f"{case[0]}_target")
     return backends.get("numpy").load().make_target(3)
 
 
-# Everything on numpy; on torch what differs there.
-_CASES = [("numpy", name) for name in _MAKERS] + [("torch", "redrafter-draft-vocabulary"), ("torch", "together")]
+# Everything on numpy; on the others what differs there.
+_CASES = [("numpy", name) for name in _MAKERS] + [
+    (backend, name)
+    for backend in sorted(set(backends.REGISTRY) - {"numpy"})
+    for name in ("redrafter-draft-vocabulary", "together")
+]
 
 
 @pytest.fixture(params=_CASES, ids="-".join)

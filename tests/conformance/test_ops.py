@@ -13,6 +13,8 @@ def _require(name: str) -> None:
     missing = backends.REGISTRY[name].missing()
     if missing:
         pytest.skip(f"{name}: {', '.join(missing)} not installed")
+    if name == "mlx":
+        pytest.importorskip("mlx.core", reason="mlx is installed but does not import", exc_type=ImportError)
 
 
 @pytest.fixture(scope="session", params=sorted(backends.REGISTRY))
@@ -43,7 +45,7 @@ class TestTorchDevices(OpsConformance):
 
 
 def test_unknown_backend() -> None:
-    with pytest.raises(InvalidArgument, match=r"backend='tensorbow': expected one of numpy"):
+    with pytest.raises(InvalidArgument, match=r"backend='tensorbow': expected one of .*numpy"):
         backends.make_ops("tensorbow")
 
 

@@ -48,7 +48,7 @@ def _mlx(**changes: Any) -> Target:
     pytest.importorskip("mlx.core", reason="mlx is installed but does not import", exc_type=ImportError)
     from tests.mlx_backend import tiny
 
-    target: Target = backends.get("mlx").load().make_target(tiny.build("llama", **changes))
+    target: Target = backends.get("mlx").load().make_target(tiny.build("llama", num_hidden_layers=2, **changes))
     return target
 
 
