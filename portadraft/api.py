@@ -88,7 +88,7 @@ class Model:
         self._selected = selected
         self._fingerprint = fingerprint
         self._known: dict[str, Selected] = {}
-        self._lock = threading.Lock()
+        self._turn = _Turn()
 
     @overload
     def generate(self, prompt: Prompt, **options: Any) -> Generation: ...
@@ -109,7 +109,7 @@ class Model:
         Raises: InvalidArgument.
         """
         call = _Call(self, prompt, options)
-        with self._lock:
+        with self._turn:
             for _ in call.run():
                 pass
         results = call.results()
@@ -127,7 +127,7 @@ class Model:
         return self._stream(call)
 
     def _stream(self, call: _Call) -> Iterator[Delta]:
-        with self._lock:
+        with self._turn:
             for _, text, ids in call.run():
                 if text or ids:
                     yield Delta(text, ids)
@@ -141,6 +141,26 @@ class Model:
         if key not in self._known:
             self._known[key] = select(drafter, self.target, self._fingerprint)
         return self._known[key]
+
+
+class _Turn:
+    """A lock that says so instead of waiting for ever for a stream of the same thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder: int | None = None
+
+    def __enter__(self) -> None:
+        if self._holder == threading.get_ident():
+            raise InvalidArgument(
+                "model: a stream of it is still open in this thread; read it to its end, or close() it, first"
+            )
+        self._lock.acquire()
+        self._holder = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self._holder = None
+        self._lock.release()
 
 
 @dataclass
@@ -264,7 +284,9 @@ class _Call:
 
 
 def _is_ids(prompt: Any) -> bool:
-    return not isinstance(prompt, str) and len(prompt) > 0 and all(isinstance(x, int) for x in prompt)
+    if isinstance(prompt, (str, bytes)) or len(prompt) == 0:
+        return False
+    return all(isinstance(x, int) and not isinstance(x, bool) for x in prompt)
 
 
 def _ids(prompt: Sequence[int]) -> list[int]:
@@ -279,7 +301,7 @@ def _prompts(prompt: Any) -> tuple[bool, list[Any]]:
     """Whether it is a batch, and the prompts."""
     if isinstance(prompt, str):
         return False, [prompt]
-    if not isinstance(prompt, Sequence):
+    if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
         raise InvalidArgument(
             f"prompt: {type(prompt).__name__}; expected a string, chat messages, token ids, or a list of these"
         )

@@ -36,6 +36,8 @@ def check_stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """
     if stop is None:
         return ()
+    if not isinstance(stop, (str, list, tuple)):
+        raise InvalidArgument(f"stop={stop!r}: expected a string, or a list of strings")
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     for item in stops:
         if not isinstance(item, str) or not item:

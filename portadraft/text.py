@@ -104,6 +104,13 @@ class TextCodec:
         return str(text)
 
     def _encode(self, text: str, special: bool) -> list[int]:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(
+                f"prompt: the character at {error.start} is half of a surrogate pair, which is no text; "
+                "decode the bytes it came from with errors='replace'"
+            ) from None
         ids = [int(i) for i in self.tokenizer.encode(text, add_special_tokens=special)]
         if not ids:
             raise InvalidArgument(f"prompt={text[:40]!r}: the tokenizer makes no token of it; expected at least one")

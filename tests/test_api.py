@@ -238,6 +238,9 @@ def test_by_name(folder: Path, model: Model) -> None:
         (PROMPT, {"temperature": float("nan")}, "temperature=nan"),
         (PROMPT, {"seed": -1}, "seed=-1"),
         (PROMPT, {"stop": [""]}, "stop"),
+        (PROMPT, {"stop": 5}, "stop=5"),
+        (PROMPT, {"width": 9000, "length": 1}, "width=9000"),
+        (PROMPT, {"drafter": ""}, "drafter=''"),
         (PROMPT, {"drafter": 7}, "drafter=7"),
     ],
 )
@@ -248,14 +251,48 @@ def test_bad_arguments(model: Model, prompt: Any, options: dict[str, Any], words
     assert model.generate(PROMPT, max_tokens=2).finish_reason == "length"
 
 
+def test_bytes_and_booleans_are_no_prompts(model: Model) -> None:
+    for prompt in (b"abc", [True, False]):
+        with pytest.raises(InvalidArgument, match="prompt"):
+            model.generate(prompt)
+    with pytest.raises(InvalidArgument, match="surrogate"):
+        model.generate("a\ud800b")
+
+
+def test_a_call_inside_an_open_stream_is_refused_not_waited_for(model: Model) -> None:
+    stream = model.stream(PROMPT, max_tokens=20)
+    next(stream)
+    with pytest.raises(InvalidArgument, match="still open in this thread"):
+        model.generate(PROMPT, max_tokens=2)
+    with pytest.raises(InvalidArgument, match="still open in this thread"):
+        next(model.stream(PROMPT, max_tokens=2))
+    stream.close()
+    assert model.generate(PROMPT, max_tokens=2).finish_reason == "length"
+
+
+def test_a_huge_max_tokens_is_a_wish(model: Model) -> None:
+    ids = [5 + i % 7 for i in range(LIMIT - 10)]
+    got = model.generate(ids, max_tokens=10**18)
+    assert got.finish_reason == "context"
+    assert len(got.ids) == 10
+
+
+def test_a_folder_without_a_tokenizer(folder: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(ModelNotFound, match="no tokenizer"):
+        portadraft.load(tmp_path)
+
+
 def test_unknown_option(model: Model) -> None:
     with pytest.raises(TypeError, match="max_token"):
         model.generate(PROMPT, max_token=3)
 
 
 def test_width_beyond_the_drafters_vocabulary(model: Model, drafter: Path) -> None:
-    with pytest.raises(InvalidArgument, match="width=5000"):
-        model.generate(PROMPT, drafter=drafter, width=5000, length=1)
+    stream = model.stream(PROMPT, drafter=drafter, width=3000, length=1)
+    with pytest.raises(InvalidArgument, match="width=3000"):
+        next(stream)  # before anything is shown
     assert model.target.lengths == ()
 
 
@@ -267,6 +304,13 @@ def test_drafters_that_do_not_fit(model: Model, drafter: Path, tmp_path: Path) -
     wide = save_drafter(tmp_path / "wide", model, size=48)
     with pytest.raises(IncompatibleDrafter, match="48"):
         model.generate(PROMPT, drafter=wide)
+    lying = save_drafter(tmp_path / "lying", model)
+    document = json.loads((lying / "config.json").read_text())
+    for name in ("hidden_size", "vocabulary_size"):
+        changed = {**document, "target": {**document["target"], name: 4000}}
+        (lying / "config.json").write_text(json.dumps(changed))
+        with pytest.raises((IncompatibleDrafter, CorruptFile), match="4000"):
+            model.generate(PROMPT, drafter=lying)
     foreign = save_drafter(tmp_path / "foreign", model, tokenizer="0" * 16)
     with pytest.raises(IncompatibleDrafter, match="tokenizer"):
         model.generate(PROMPT, drafter=foreign)

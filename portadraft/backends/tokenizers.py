@@ -14,6 +14,11 @@ from portadraft.errors import CorruptFile, MissingDependency, ModelNotFound
 from portadraft.models import cache
 
 _KIND = "tokenizers"
+_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "merges.txt")
+_NO_TOKENIZER = (
+    "model={folder!r}: no tokenizer beside the weights; expected tokenizer.json or tokenizer.model; "
+    "copy it from the model's origin"
+)
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -24,6 +29,9 @@ def load_tokenizer(folder: Path) -> Any:
     """
     from transformers import AutoTokenizer
 
+    # Looked for first: without any file some classes make an empty tokenizer and say nothing.
+    if not any(path.is_file() for pattern in _FILES for path in folder.glob(pattern)):
+        raise ModelNotFound(_NO_TOKENIZER.format(folder=str(folder)))
     try:
         with quiet_transformers():
             return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
@@ -31,10 +39,7 @@ def load_tokenizer(folder: Path) -> Any:
         raise MissingDependency(f"the tokenizer of {folder} needs a package that is not installed: {error}") from error
     except Exception as error:  # transformers and tokenizers raise bare Exceptions for damaged files
         if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-            raise ModelNotFound(
-                f"model={str(folder)!r}: no tokenizer beside the weights; expected tokenizer.json or "
-                "tokenizer.model; copy it from the model's origin"
-            ) from error
+            raise ModelNotFound(_NO_TOKENIZER.format(folder=str(folder))) from error
         raise CorruptFile(
             f"the tokenizer in {folder} cannot be read ({_first_line(error)}); download its files again"
         ) from error

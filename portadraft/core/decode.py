@@ -23,6 +23,9 @@ from portadraft.core.tree import pack_beam, root_only
 from portadraft.core.types import Array, BeamShape, PackedBeam, Verdict
 from portadraft.errors import InvalidArgument
 
+RESERVE = 1024
+"""The most tokens of an answer that the cache is made ready for at once."""
+
 FinishReason = Literal["end", "length", "context", "stop"]
 """Why a row ended: an end token, max_tokens, the model's context limit, or the caller (a stop string)."""
 
@@ -123,7 +126,8 @@ class Decoder:
         ops, first = self._ops, len(self._rows)
         with ops.no_grad():
             with self._stage("prefill"):
-                reserve = max(r.max_tokens for r in requests) + self._most_slots()
+                # More than that is grown into: a huge max_tokens is a wish, not a size.
+                reserve = min(max(r.max_tokens for r in requests), RESERVE) + self._most_slots()
                 verified = self.target.admit([r.ids for r in requests], reserve=reserve)
             self._introduce(first, requests)
             rows = [_Row(self._keys + i, r, len(r.ids)) for i, r in enumerate(requests)]

@@ -15,6 +15,10 @@ Array: TypeAlias = Any
 """A native array of the running backend (numpy.ndarray, torch.Tensor, mlx.core.array)."""
 
 
+MOST_NODES = 4096
+"""Nodes of a beam above which a shape is taken for a mistake: packing compares width² · length tokens."""
+
+
 @dataclass(frozen=True)
 class BeamShape:
     """How wide and how long to draft.
@@ -38,8 +42,13 @@ class BeamShape:
                 hint = " (slot 0 is the root, so 2 is the least that drafts)" if name == "nodes" else ""
                 raise InvalidArgument(
                     f"{name}={value!r}: expected an integer of at least {least}{hint}; "
-                    "to decode without drafting pass drafter=None"
+                    "to decode without drafting take the drafter 'none'"
                 )
+        if self.width * self.length > MOST_NODES:
+            raise InvalidArgument(
+                f"width={self.width}, length={self.length}: {self.width * self.length} drafted tokens a step; expected "
+                f"at most {MOST_NODES}, of which a model would check far fewer with any gain"
+            )
 
     def slots(self, candidates: int | None = None) -> int:
         """The static number of slots N for `candidates` sequences (default: the width)."""

@@ -60,11 +60,15 @@ class ReDrafter(StatelessDrafter):
             if bias is not None:
                 self._params["head.bias"] = bias
 
-    def draft(self, roots: Array, features: Array, shape: BeamShape) -> Beam:
+    def candidates(self, shape: BeamShape) -> int:
+        """The width. Raises: InvalidArgument where the drafter predicts fewer tokens than that."""
         if shape.width > self.config.vocabulary_size:
             raise InvalidArgument(
                 f"width={shape.width}: the drafter predicts only {self.config.vocabulary_size} tokens; take fewer"
             )
+        return shape.width
+
+    def draft(self, roots: Array, features: Array, shape: BeamShape) -> Beam:
         return beam_search(
             self._ops,
             self.config,

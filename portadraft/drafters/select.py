@@ -69,7 +69,7 @@ def select(drafter: str | Path | Drafter | None, target: Target, tokenizer: str)
     """
     if drafter is None or drafter == "none":
         return Selected(None, "none", "plain decoding was asked for")
-    if isinstance(drafter, (str, Path)):
+    if isinstance(drafter, (str, Path)) and str(drafter):
         return _named(drafter, target, tokenizer)
     if isinstance(drafter, Drafter):
         return Selected(drafter, drafter.name, "passed by the caller")
@@ -123,6 +123,13 @@ def from_checkpoint(checkpoint: Checkpoint, folder: Any, target: Target, tokeniz
         raise IncompatibleDrafter(
             f"drafter={str(folder)!r}: made for another tokenizer ({made_for.name or 'unnamed model'}); its token ids "
             "mean other texts here; use the drafter of this model or train one with `portadraft train`"
+        )
+    facts = target.facts
+    if (made_for.vocabulary_size, made_for.hidden_size) != (facts.vocabulary_size, facts.hidden_size):
+        raise IncompatibleDrafter(
+            f"drafter={str(folder)!r}: made for a model of {made_for.vocabulary_size} tokens and hidden size "
+            f"{made_for.hidden_size} ({made_for.name or 'unnamed'}), but this one has {facts.vocabulary_size} and "
+            f"{facts.hidden_size}; use the drafter of this model or train one with `portadraft train`"
         )
     bound = ReDrafter(target, checkpoint.config, checkpoint.params, checkpoint.draft_vocabulary)
     if made_for.weights_id and not same_weights(made_for.weights_id, target.facts.weights_id):

@@ -16,6 +16,7 @@ from torch import Tensor
 from portadraft.backends.torch.ops import TorchOps
 from portadraft.core.recurrent import RecurrentConfig
 from portadraft.core.types import BeamShape
+from portadraft.errors import InvalidArgument
 from portadraft.training.features import Features
 from portadraft.training.loss import DropoutOps, LossConfig, Tally, distil
 from portadraft.training.optim import Optimizer, schedule
@@ -46,6 +47,12 @@ class FitConfig:
     dtype: str = "float32"
     device: str = "cpu"
     loss: LossConfig = field(default_factory=LossConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "minutes", "positions", "segment", "rate", "clip"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InvalidArgument(f"{name}={value!r}: expected a number above 0")
 
 
 def initial(config: RecurrentConfig, seed: int) -> dict[str, Tensor]:

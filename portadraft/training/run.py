@@ -96,6 +96,8 @@ def train(
     prompts, texts = _rows("data", data), _rows("text", text)
     if not prompts and not texts:
         raise InvalidArgument("data=None, text=None: expected JSONL files of prompts, of texts, or of both")
+    if work is not None:
+        Path(work).mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     _keep_freed_memory()
     source = models.resolve(model)

@@ -196,21 +196,35 @@ def test_no_allocation_in_a_step_as_large_as_one_layers_keys(rows: int, slots: i
     assert 0 < seen.largest < 1500 * 3 * 64 * 4 * rows
 
 
-def test_another_thread_keeps_its_own_attention() -> None:
+def test_the_callers_model_is_untouched_at_any_moment() -> None:
+    """Before, between and during our passes: another thread may be anywhere in its forward when ours begins."""
     model = FAMILIES["gemma2"]()
     text = list(range(3, 20))
     before = plain_logits(model, text)
+    settings = [m.config._attn_implementation for m in model.modules() if hasattr(m, "config")]
     target = TorchTarget(model)
     target.admit([text])
+    tree = random_tree(np.random.default_rng(0), 1, 5)
     results: list[torch.Tensor] = []
 
-    def meanwhile(module: Any, args: Any) -> None:
-        if threading.current_thread() is threading.main_thread() and not results:
-            other = threading.Thread(target=lambda: results.append(plain_logits(model, text)))
-            other.start()
-            other.join()
-
-    hook = model.model.layers[0].register_forward_pre_hook(meanwhile)
-    target.verify(random_tree(np.random.default_rng(0), 1, 5))
+    # In the middle of the caller's forward, masks made and attention to come: a whole pass of ours.
+    hook = model.model.layers[1].register_forward_pre_hook(lambda *_: target.verify(tree) and None)
+    during = plain_logits(model, text)
     hook.remove()
-    assert distance(results[0], before) < 1e-3
+    assert torch.equal(during, before)
+    # In the middle of our forward: a whole one of the caller's, in another thread.
+    hook = target._own.model.layers[1].register_forward_pre_hook(
+        lambda *_: _in_thread(lambda: results.append(plain_logits(model, text)))
+    )
+    target.verify(tree)
+    hook.remove()
+    assert torch.equal(results[0], before)
+    assert [m.config._attn_implementation for m in model.modules() if hasattr(m, "config")] == settings
+    shared = {p.data_ptr() for p in model.parameters()}
+    assert {p.data_ptr() for p in target._own.parameters()} == shared, "the weights must not be copied"
+
+
+def _in_thread(run: Any) -> None:
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()

@@ -450,3 +450,16 @@ def test_smollm2() -> None:
     assert "".join(stream.push(i) for i in ids) + stream.finish() == codec.decode(ids)
     assert tokenizer.decode(ids).count("<|im_start|>") == 3
     assert len(weights_id(model)) < 200
+
+
+@pytest.mark.parametrize("package", ["gguf", "accelerate"])
+def test_a_gguf_file_names_the_package_that_it_needs(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not "download it again": transformers reports a missing accelerate as an error of the file's."""
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else find(name, *rest))
+    with pytest.raises(MissingDependency, match=rf"{package}.*pip install 'portadraft\[torch,gguf\]'"):
+        loading._unpack_gguf(tmp_path / "model.gguf", torch.float32)

@@ -218,11 +218,11 @@ def test_control_wrong_mask(ragged: Any) -> None:
 @pytest.mark.parametrize("window", [WINDOW - 1, WINDOW + 1])
 def test_control_window_off_by_one(ragged: Any, window: int) -> None:
     model, target, texts, packed = ragged
-    model.config.sliding_window = window
+    target._own.config.sliding_window = window
     try:
         verified = target.verify(packed)
     finally:
-        model.config.sliding_window = WINDOW
+        target._own.config.sliding_window = WINDOW
     assert worst(model, texts, packed, verified) > WRONG
 
 

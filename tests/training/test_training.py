@@ -463,3 +463,9 @@ def test_from_files_to_a_drafter_that_decodes(folder: Path, tmp_path: Path) -> N
     with pytest.raises(InvalidArgument, match="another tokenizer"):
         train(str(folder), wrong, **(options | {"overwrite": True}))
     assert read_checkpoint(out).training == loaded.training
+
+
+@pytest.mark.parametrize(("name", "value"), [("minutes", 0), ("epochs", -1), ("rate", 0.0), ("positions", 0)])
+def test_bounds_of_a_run(name: str, value: float) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name}={value}"):
+        FitConfig(**{name: value})

@@ -1,8 +1,8 @@
 """One attention function and one mask function for every Hugging Face model.
 
 Both are registered once, under the name "portadraft", and act only while a `Pass` of ours
-is active in the calling thread. A model's configuration names them during our own call and
-gets its own implementation back afterwards, so that the caller's model behaves as before.
+is active in the calling thread. Only a target's own copy of the modules names them (on the
+same weights, see `TorchTarget`), so that the caller's model behaves as before at any time.
 
 Masks go by POSITION, not by cache slot: the model's own mask function (causal, sliding,
 chunked) is evaluated at the true positions of queries and keys, and what it allows is cut
@@ -12,7 +12,7 @@ down to the committed context and the slot's ancestors.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
 from portadraft.errors import UnsupportedModel
 
 NAME = "portadraft"
 _SETTING = "_attn_implementation_internal"
 """The attribute itself: the property above it also rewrites every sub-configuration, which may differ."""
+_OUTSIDE = "the attention named 'portadraft' works inside portadraft's own passes only; set another one"
 
 
 @dataclass
@@ -102,34 +103,30 @@ def current() -> Pass | None:
 
 
 class active:
-    """Context in which a model's attention is ours and `current` is the running pass."""
+    """Context in which `current` is the running pass."""
 
-    def __init__(self, configs: Sequence[Any], running: Pass) -> None:
-        self.configs = configs
+    def __init__(self, running: Pass) -> None:
         self.running = running
 
     def __enter__(self) -> Pass:
-        self.before = [getattr(config, _SETTING) for config in self.configs]
         self.outer = current()
         _local.running = self.running
-        for config in self.configs:
-            setattr(config, _SETTING, NAME)
         return self.running
 
     def __exit__(self, *_: object) -> None:
         _local.running = self.outer
-        for config, name in zip(self.configs, self.before, strict=True):
-            setattr(config, _SETTING, name)
+
+
+def use_our_attention(configs: Iterable[Any]) -> None:
+    """Name our attention and masks in these configurations (of a model of our own, see `TorchTarget`)."""
+    for config in configs:
+        if hasattr(config, _SETTING):
+            setattr(config, _SETTING, NAME)
 
 
 def mask_function(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: Any = 0,
-    kv_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
-    attention_mask: Tensor | None = None,
+    *,
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
     use_vmap: bool = False,
@@ -141,13 +138,7 @@ def mask_function(
     """
     running = current()
     if running is None:
-        # Another thread runs the caller's model during our pass: the stock mask, never skipped.
-        stock: Tensor | None = sdpa_mask(
-            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
-            mask_function=mask_function, attention_mask=attention_mask, local_size=local_size,
-            allow_is_causal_skip=False, use_vmap=use_vmap, **kwargs,
-        )  # fmt: skip
-        return stock
+        raise UnsupportedModel(_OUTSIDE)
     if use_vmap:
         raise UnsupportedModel("its attention mask is a custom function that is not defined by positions alone")
     short = local_size is not None and allow_is_causal_skip and running.last_position < local_size
@@ -177,18 +168,16 @@ def attention(
     groups = heads // key.shape[1]
     if position_bias is not None:
         raise UnsupportedModel("its attention adds a position bias (ALiBi or learned), which has no position ids")
-    if running is not None:
-        running.calls += 1
-        if attention_mask is None and not running.unmasked:
-            raise UnsupportedModel("it makes no attention mask through transformers' mask functions")
+    if running is None:
+        raise UnsupportedModel(_OUTSIDE)
+    running.calls += 1
+    if attention_mask is None and not running.unmasked:
+        raise UnsupportedModel("it makes no attention mask through transformers' mask functions")
     if softcap is not None or s_aux is not None:
         out = _explicit(query, key, value, attention_mask, scaling, softcap, s_aux)
         return out.transpose(1, 2).contiguous(), None
     if attention_mask is not None:
-        if running is not None:
-            attention_mask = running.additive(attention_mask, groups, query.dtype)
-        else:
-            attention_mask = _additive(attention_mask, groups, query.dtype)
+        attention_mask = running.additive(attention_mask, groups, query.dtype)
     if groups > 1:
         query = query.reshape(rows, key.shape[1], groups * slots, -1)
     if not _reads_views(query.device):

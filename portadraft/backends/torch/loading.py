@@ -191,6 +191,12 @@ def _load_gguf(path: Path, dtype: torch.dtype, device: str) -> Any:
 
 def _unpack_gguf(path: Path, dtype: torch.dtype) -> Any:
     """A GGUF file as an ordinary model."""
+    for package in ("gguf", "accelerate"):  # transformers unpacks with both
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependency(
+                f"reading {path.name} needs the package {package!r}, which is not installed; "
+                "install it with: pip install 'portadraft[torch,gguf]'"
+            )
     options: dict[str, Any] = {}
     config_class = getattr(transformers, "GgufConfig", None)
     if config_class is not None:  # never kernels that compute on packed blocks and round in ways of their own

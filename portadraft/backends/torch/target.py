@@ -6,6 +6,7 @@ features are what its LM head reads, caught by a hook that lives for the length 
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portadraft.backends.torch.attention import Pass, active, current
+from portadraft.backends.torch.attention import Pass, active, use_our_attention
 from portadraft.backends.torch.cache import ProbeCache, RowCache
 from portadraft.backends.torch.limits import UNLIMITED, rotary_limit
 from portadraft.backends.torch.ops import NAMES, TorchOps
@@ -39,7 +40,8 @@ class TorchTarget:
             raise InvalidArgument("model.training=True: expected evaluation mode; call model.eval() first")
         self.ops = TorchOps(model.device)
         self._device = self.ops.torch_device
-        self._head = model.get_output_embeddings()
+        self._own = _own_copy(model)
+        self._head = self._own.get_output_embeddings()
         if self._head is None:
             raise unsupported(model, "it names no output embeddings (LM head)")
         parameters = inspect.signature(model.forward).parameters
@@ -50,11 +52,9 @@ class TorchTarget:
             raise unsupported(model, "its forward takes no position_ids (ALiBi, or learned positions by cache length)")
         self._cache_name = names[0]
         self._keep_last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
-        configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-        self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation_internal")]
         text = model.config.get_text_config()
         try:
-            self._limit = rotary_limit(model)
+            self._limit = rotary_limit(self._own)
             self._probe(int(text.num_hidden_layers))
         except UnsupportedModel as error:
             raise unsupported(model, str(error)) from error
@@ -262,13 +262,12 @@ class TorchTarget:
         read: list[Tensor] = []
 
         def catch(_: Any, args: tuple[Any, ...]) -> None:
-            if current() is running:  # another thread may call the caller's model meanwhile
-                read.append(args[0])
+            read.append(args[0])
 
         hook = self._head.register_forward_pre_hook(catch)
         try:
-            with torch.no_grad(), active(self._configs, running):
-                out = self.model(
+            with torch.no_grad(), active(running):
+                out = self._own(
                     input_ids=tokens,
                     position_ids=positions,
                     use_cache=True,
@@ -331,6 +330,18 @@ class TorchTarget:
         """The LM head's bias (V,), if it has one."""
         bias: Tensor | None = getattr(self._head, "bias", None)
         return None if bias is None else bias.detach()
+
+
+def _own_copy(model: Any) -> Any:
+    """The model's modules and configurations once more, on the same weights, with our attention.
+
+    So nothing of the caller's model changes, not even while a pass of ours runs in another thread.
+    Modules that are replaced in the caller's model later are not seen.
+    """
+    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    own = copy.deepcopy(model, shared)
+    use_our_attention(m.config for m in own.modules() if hasattr(m, "config"))
+    return own
 
 
 def _causal(size: int, device: torch.device) -> Tensor:
