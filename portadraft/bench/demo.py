@@ -132,34 +132,28 @@ def _identity(name: str, loaded: Model, max_tokens: int, console: Console) -> bo
 
 def _table(results: list[PromptResult], drafters: list[str], console: Console) -> None:
     table = Table(
-        title="Decoding, median of the repeats", caption="tokens/s; ×: speedup over plain; t/s: tokens per step"
+        title="Decoding, median of the repeats", caption="tokens/s; in brackets: speedup over plain, tokens per step"
     )
     table.add_column("prompt")
     table.add_column("plain", justify="right")
     for drafter in drafters:
         table.add_column(drafter, justify="right")
-        table.add_column("×", justify="right")
-        table.add_column("tokens/step", justify="right")
     for result in results:
-        row = [result.name, f"{result.tokens_per_s(PLAIN):.1f}"]
-        for drafter in drafters:
-            step = result.tokens_per_step(drafter)
-            row += [
-                f"{result.tokens_per_s(drafter):.1f}",
-                f"{result.speedup(drafter):.2f}",
-                "–" if step is None else f"{step:.2f}",
-            ]
-        table.add_row(*row)
-    total = ["[bold]total[/bold]", f"{_total_rate(results, PLAIN):.1f}"]
-    for drafter in drafters:
-        total += [
-            f"{_total_rate(results, drafter):.1f}",
-            f"[bold]{_total_speedup(results, drafter):.2f}[/bold]",
-            f"{_total_tokens_per_step(results, drafter):.2f}",
+        cells = [
+            _cell(result.tokens_per_s(d), result.speedup(d), result.tokens_per_step(d) or float("nan"))
+            for d in drafters
         ]
+        table.add_row(result.name, f"{result.tokens_per_s(PLAIN):.1f}", *cells)
     table.add_section()
-    table.add_row(*total)
+    totals = [
+        _cell(_total_rate(results, d), _total_speedup(results, d), _total_tokens_per_step(results, d)) for d in drafters
+    ]
+    table.add_row("total", f"{_total_rate(results, PLAIN):.1f}", *totals, style="bold")
     console.print(table)
+
+
+def _cell(tokens_per_s: float, speedup: float, tokens_per_step: float) -> str:
+    return f"{tokens_per_s:.1f} ({speedup:.2f}×, {tokens_per_step:.2f})"
 
 
 def _show_divergences(model: Model, results: list[PromptResult], console: Console) -> None:
