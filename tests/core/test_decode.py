@@ -437,8 +437,7 @@ def test_a_bad_shape_is_refused(fields, message):
 def test_a_beam_wider_than_the_draft_vocabulary_is_refused(target):
     drafter = random_redrafter(target, draft_vocabulary=[1, 2, 3])
     decoder = Decoder(target, drafter, BeamShape(4, 2))
-    decoder.admit([Request((1, 2), 5)])
     with pytest.raises(InvalidArgument, match="width=4: the drafter predicts only 3 tokens"):
-        decoder.step()
-    decoder.close()
+        decoder.admit([Request((1, 2), 5)])  # before anything is computed or shown
     assert target.lengths == ()
+    assert decoder.live == 0
