@@ -266,7 +266,7 @@ class TorchTarget:
 
         hook = self._head.register_forward_pre_hook(catch)
         try:
-            with torch.no_grad(), active(running):
+            with torch.inference_mode(), active(running):
                 out = self._own(
                     input_ids=tokens,
                     position_ids=positions,
