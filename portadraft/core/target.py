@@ -8,8 +8,8 @@ per-row state in the same order. Only the target's cache is mutable.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from portadraft.core.ops import Ops
 from portadraft.core.types import Array, PackedBeam, Verdict, Verified
@@ -37,6 +37,26 @@ class TargetFacts:
     weights_id: str
 
 
+@dataclass(frozen=True)
+class RowState:
+    """A row's committed keys and values, copied out: what `Target.export` gives and `Target.admit` restores.
+
+    It outlives the row, and is valid for the target that made it, and no other.
+
+    ids: the committed token ids, in order; native: keys and values in the target's own form;
+    nbytes: what it occupies on the device; owner: whatever the target tells its own states by.
+    """
+
+    ids: tuple[int, ...]
+    native: Any = field(repr=False)
+    nbytes: int
+    owner: object = field(default=None, repr=False, compare=False)
+
+
+Known: TypeAlias = "tuple[RowState, int] | None"
+"""A state and how many of its leading tokens to restore, or None for a row that starts from nothing."""
+
+
 @runtime_checkable
 class Target(Protocol):
     """A causal language model with a cache for several rows of different lengths."""
@@ -54,13 +74,28 @@ class Target(Protocol):
         even a root fits. No device read.
         """
 
-    def admit(self, prompts: Sequence[Sequence[int]], reserve: int = 0) -> Verified:
+    def admit(
+        self, prompts: Sequence[Sequence[int]], reserve: int = 0, known: Sequence[Known] | None = None
+    ) -> Verified:
         """Prefill new rows after the live ones, in chunks.
 
         prompts: token ids, each at least one; reserve: tokens that each row is expected to
-        grow by, so that the cache need not grow later. Returns the LAST position only, as
-        logits (R, 1, V) and hidden (R, 1, D). The whole prompt is committed. If it raises,
+        grow by, so that the cache need not grow later; known: for each prompt a state and how
+        many of its leading tokens to restore (0 ≤ length < len(prompt), and the state's first
+        `length` ids are the prompt's), or None; only what follows is computed. Rows with and
+        without may mix. Returns the LAST position only, as logits (R, 1, V) and hidden
+        (R, 1, D), as if all had been computed. The whole prompt is committed. If it raises,
         no row was added.
+
+        Raises: InvalidArgument for an empty prompt, ids outside the vocabulary, and a known
+        state that does not fit its prompt or belongs to another target.
+        """
+
+    def export(self, row: int, ids: Sequence[int]) -> RowState:
+        """A row's committed keys and values, copied out; the row is unchanged.
+
+        ids: the row's committed token ids, as many as lengths[row]: the caller keeps them.
+        Raises: InvalidArgument for a row that is not live or another number of ids.
         """
 
     def verify(self, packed: PackedBeam) -> Verified:

@@ -24,7 +24,10 @@ def _torch(device: str = "cpu", **changes: Any) -> Target:
     present = {"cpu": True, "mps": torch.backends.mps.is_available(), "xpu": torch.xpu.is_available()}
     if not present.get(device, torch.cuda.is_available()):
         pytest.skip(f"{device}: no such device that torch can use")
-    config = transformers.LlamaConfig(
+    # A llama with a window is a mistral.
+    windowed = "sliding_window" in changes
+    kind = transformers.MistralConfig if windowed else transformers.LlamaConfig
+    config = kind(
         vocab_size=97,
         hidden_size=32,
         intermediate_size=48,
@@ -36,7 +39,7 @@ def _torch(device: str = "cpu", **changes: Any) -> Target:
         **changes,
     )
     torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config).eval().to(device)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().to(device)
     target: Target = backends.get("torch").load().make_target(model)
     return target
 
@@ -57,6 +60,7 @@ _TARGETS = {
     "numpy-tied-limited-chunked": lambda: _numpy(tied=True, context_limit=64, chunk=3),
     "torch": lambda: _torch(),
     "torch-tied": lambda: _torch(tie_word_embeddings=True),
+    "torch-sliding": lambda: _torch(sliding_window=6),
     "mlx": lambda: _mlx(tie_word_embeddings=False),
     "mlx-tied": lambda: _mlx(tie_word_embeddings=True),
     "torch-cuda": lambda: _torch("cuda"),

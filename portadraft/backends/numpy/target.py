@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from portadraft.backends.numpy.ops import NumpyOps
-from portadraft.core.target import TargetFacts
+from portadraft.core.admission import check_export, check_known, check_prompts
+from portadraft.core.target import Known, RowState, TargetFacts
 from portadraft.core.types import PackedBeam, Verdict, Verified
 from portadraft.errors import InvalidArgument
 
@@ -73,6 +74,7 @@ class NumpyTarget:
         self._chunk = chunk
         self._rows: list[_Row] = []
         self._pending: list[tuple[Array, Array]] | None = None
+        self._owner = object()  # tells this target's exported states
         digest = hashlib.sha256()
         for name in sorted(weights):
             digest.update(name.encode() + weights[name].tobytes())
@@ -148,16 +150,23 @@ class NumpyTarget:
         limit = self.config.context_limit
         return 2**31 - 1 if limit is None else limit - 1 - self._rows[row].length
 
-    def admit(self, prompts: Sequence[Sequence[int]], reserve: int = 0) -> Verified:
+    def admit(
+        self, prompts: Sequence[Sequence[int]], reserve: int = 0, known: Sequence[Known] | None = None
+    ) -> Verified:
         limit = self.config.context_limit
+        check_prompts(prompts, self.config.vocabulary_size)
+        states = check_known(prompts, known, self._owner)
         for i, prompt in enumerate(prompts):
-            if not len(prompt) or (limit is not None and len(prompt) > limit):
-                raise InvalidArgument(f"prompts[{i}]: {len(prompt)} tokens; expected 1 to {limit or 'any number'}")
+            if limit is not None and len(prompt) > limit:
+                raise InvalidArgument(f"prompts[{i}]: {len(prompt)} tokens; expected at most {limit}")
         rows, logits, hidden = [], [], []
-        for prompt in prompts:
+        for prompt, entry in zip(prompts, states, strict=True):
             capacity = len(prompt) + reserve
             row = self._empty_row(capacity if limit is None else min(capacity, limit))
-            tokens = np.asarray(prompt, dtype=np.int32)
+            if entry is not None:
+                keys, values = entry[0].native
+                row.append(keys[:, :, : entry[1]], values[:, :, : entry[1]])
+            tokens = np.asarray(prompt[row.length :], dtype=np.int32)
             last = np.zeros((0, self.config.hidden_size))
             for start in range(0, len(tokens), self._chunk):
                 part = tokens[start : start + self._chunk]
@@ -170,6 +179,12 @@ class NumpyTarget:
         self._rows.extend(rows)
         self._pending = None
         return _verified(logits, hidden)
+
+    def export(self, row: int, ids: Sequence[int]) -> RowState:
+        check_export(row, ids, self.lengths)
+        have = self._rows[row]
+        keys, values = have.keys[:, :, : have.length].copy(), have.values[:, :, : have.length].copy()
+        return RowState(tuple(ids), (keys, values), keys.nbytes + values.nbytes, self._owner)
 
     def verify(self, packed: PackedBeam) -> Verified:
         if packed.tokens.shape[0] != len(self._rows):

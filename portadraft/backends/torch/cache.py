@@ -193,6 +193,17 @@ class RowCache(Cache):
         for b in range(rows):
             lengths[b] += counts[b]
 
+    def read(self, row: int) -> list[Tensor]:
+        """A copy of a row's committed entries: (planes, heads, length, dim) for each buffer."""
+        length = self.lengths[row]
+        return [buffer[:, row, :, :length].clone() for store in self.stores for buffer in store.buffers]
+
+    def write(self, row: int, planes: Sequence[Tensor], length: int) -> None:
+        """Put the first `length` tokens of what `read` gave into a row that is not counted yet."""
+        buffers = [buffer for store in self.stores for buffer in store.buffers]
+        for buffer, plane in zip(buffers, planes, strict=True):
+            buffer[:, row, :, :length].copy_(plane[:, :, :length])
+
     def release(self, row: int) -> None:
         """Drop a row; the last one takes its number."""
         last = len(self.lengths) - 1

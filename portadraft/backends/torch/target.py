@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +18,21 @@ from portadraft.backends.torch.attention import Pass, active, use_our_attention
 from portadraft.backends.torch.cache import ProbeCache, RowCache
 from portadraft.backends.torch.limits import UNLIMITED, rotary_limit
 from portadraft.backends.torch.ops import NAMES, TorchOps
-from portadraft.core.target import TargetFacts
+from portadraft.core.admission import check_export, check_known, check_prompts
+from portadraft.core.target import Known, RowState, TargetFacts
 from portadraft.core.types import PackedBeam, Verdict, Verified
 from portadraft.errors import InvalidArgument, UnsupportedModel
 
 PREFILL_CHUNK = 512
+
+
+class _Native(NamedTuple):
+    """An exported row: one tensor (planes, heads, length, dim) for each of the cache's buffers, and whether
+    its keys were turned by the frequencies past a rotary switch.
+    """
+
+    planes: tuple[Tensor, ...]
+    beyond: bool
 
 
 class TorchTarget:
@@ -62,6 +72,7 @@ class TorchTarget:
         self._ids = torch.zeros((0, 0), dtype=torch.int64, device=self._device)
         self._beyond: list[bool] = []
         self._pending: tuple[list[int], PackedBeam] | None = None
+        self._owner = object()  # tells this target's exported states
         limit = getattr(text, "max_position_embeddings", None)
         self.facts = TargetFacts(
             vocabulary_size=self._shape[0],
@@ -106,20 +117,16 @@ class TorchTarget:
         room = UNLIMITED if self.facts.context_limit is None else self.facts.context_limit - 1 - length
         return room if self._limit is None else min(room, self._limit.depth(length))
 
-    def admit(self, prompts: Sequence[Sequence[int]], reserve: int = 0) -> Verified:
+    def admit(
+        self, prompts: Sequence[Sequence[int]], reserve: int = 0, known: Sequence[Known] | None = None
+    ) -> Verified:
         """Prefill new rows behind the live ones; logits (R, 1, V) and hidden (R, 1, D) of the last positions.
 
-        Raises: InvalidArgument for an empty prompt or ids outside the vocabulary; whatever the
-        allocator raises. No row was added then.
+        Raises: InvalidArgument for an empty prompt, ids outside the vocabulary, or a known
+        state that does not fit; whatever the allocator raises. No row was added then.
         """
-        if not prompts:
-            raise InvalidArgument("prompts=[]: expected at least one prompt")
-        vocabulary = self.facts.vocabulary_size
-        for i, prompt in enumerate(prompts):
-            if len(prompt) == 0:
-                raise InvalidArgument(f"prompts[{i}] is empty: expected at least one token id")
-            if min(prompt) < 0 or max(prompt) >= vocabulary:
-                raise InvalidArgument(f"prompts[{i}] holds ids outside 0…{vocabulary - 1}: use the model's tokenizer")
+        check_prompts(prompts, self.facts.vocabulary_size)
+        states = check_known(prompts, known, self._owner)
         old = len(self.cache.lengths)
         longest = max([*self.cache.lengths, *(len(p) for p in prompts)])
         # One slot more: a step's root, or the extra slot of a prefill past a rotary switch.
@@ -127,9 +134,13 @@ class TorchTarget:
         if self._limit is not None:
             self._grow_ids()
         done = []
-        for i, prompt in enumerate(prompts):
+        for i, (prompt, entry) in enumerate(zip(prompts, states, strict=True)):
             ids = torch.tensor([prompt], dtype=torch.int64, device=self._device)
-            done.append(self._prefill(old + i, ids))
+            restored = 0
+            if entry is not None and self._usable(entry[0].native, len(prompt)):
+                restored = entry[1]
+                self.cache.write(old + i, entry[0].native.planes, restored)
+            done.append(self._prefill(old + i, ids, restored=restored))
         # Rows count only from here on, so an error above leaves none.
         self.cache.lengths.extend(len(p) for p in prompts)
         if self._limit is not None:
@@ -140,10 +151,26 @@ class TorchTarget:
             torch.cat([verified.logits for verified in done]), torch.cat([verified.hidden for verified in done])
         )
 
-    def _prefill(self, row: int, ids: Tensor, beyond: bool | None = None) -> Verified:
+    def export(self, row: int, ids: Sequence[int]) -> RowState:
+        """A row's committed keys and values, copied out (see `Target.export`)."""
+        check_export(row, ids, self.cache.lengths)
+        planes = self.cache.read(row)
+        beyond = self._limit is not None and self._beyond[row]
+        size = sum(plane.numel() * plane.element_size() for plane in planes)
+        return RowState(tuple(ids), _Native(tuple(planes), beyond), size, self._owner)
+
+    def _usable(self, state: _Native, total: int) -> bool:
+        """Whether a row of `total` tokens would have these keys: past a rotary switch all of them differ."""
+        if self._limit is None:
+            return True
+        beyond = total > self._limit.at
+        return not beyond and not state.beyond if self._limit.kind == "dynamic" else beyond == state.beyond
+
+    def _prefill(self, row: int, ids: Tensor, beyond: bool | None = None, restored: int = 0) -> Verified:
         """Fill a row with ids (1, T) in chunks; what the model says at the last position.
 
-        beyond: use the frequencies past the rotary switch (default: as T says).
+        beyond: use the frequencies past the rotary switch (default: as T says); restored: how
+        many of the ids the row holds already, fewer than T.
         """
         total = ids.shape[1]
         if beyond is None:
@@ -152,7 +179,7 @@ class TorchTarget:
         if beyond and self._limit is not None:
             far = max(far, self._limit.at)
         verified: Verified | None = None
-        for start in range(0, total, PREFILL_CHUNK):
+        for start in range(restored, total, PREFILL_CHUNK):
             chunk = ids[:, start : start + PREFILL_CHUNK]
             positions = torch.arange(start, start + chunk.shape[1], device=self._device)[None]
             extra = beyond and start + chunk.shape[1] - 1 < far
@@ -168,7 +195,7 @@ class TorchTarget:
             )
         assert verified is not None
         if verified.logits.shape[1] > 1:
-            last = (total - 1) % PREFILL_CHUNK
+            last = (total - restored - 1) % PREFILL_CHUNK
             verified = Verified(verified.logits[:, last : last + 1], verified.hidden[:, last : last + 1])
         return verified
 
@@ -213,8 +240,9 @@ class TorchTarget:
                     "rotary frequencies change; draft no deeper than target.room(row)"
                 )
             beyond = self._limit.beyond(length)
-            if self._limit.kind == "longrope" and beyond != self._beyond[row]:
-                # All keys change with the frequencies; transformers' own generate starts anew here too.
+            if beyond != self._beyond[row] and (self._limit.kind == "longrope" or not beyond):
+                # All keys change with the frequencies; transformers' own generate starts anew here too. (With
+                # dynamic NTK only new keys do, but a row cut back before the switch has keys from past it.)
                 self._prefill(row, self._ids[row : row + 1, :length].clone(), beyond)
             self._beyond[row] = beyond
 
