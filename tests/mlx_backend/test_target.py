@@ -117,6 +117,33 @@ def test_prefill_in_chunks(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert packed.worst(model, target, pack_tree(target.ops, [TREE, TREE]), [TREE, TREE], prompts) < 1e-4
 
 
+def test_a_known_prefix_is_restored(model: Any) -> None:
+    """Longer than the window, into a batch with rows that are computed whole; the state outlives its row."""
+    target, (long, short), _ = started(model)
+    state = target.export(0, long)
+    assert state.nbytes == len(long) * target.facts.cache_bytes_per_token
+    target.release(0)
+    target.release(0)
+    prompts = [short, [*long[:11], 4, 5], long]
+    first = target.ops.to_numpy(target.admit(prompts, known=[None, (state, 11), (state, 12)]).logits)
+    for b, prompt in enumerate(prompts):
+        assert packed.distance(first[b, 0], packed.plain(model, prompt)) < 1e-4
+    assert packed.worst(model, target, pack_tree(target.ops, [TREE] * 3), [TREE] * 3, prompts) < 1e-4
+
+
+def test_control_a_wrong_prefix_is_noticed(model: Any) -> None:
+    target, (long, _), _ = started(model)
+    state = target.export(0, long)
+    other = [(t + 1) % tiny.VOCABULARY for t in long]
+    with pytest.raises(InvalidArgument, match="restore no more than the common prefix"):
+        target.admit([other], known=[(state, 5)])
+    lied = replace(state, ids=tuple(other))
+    wrong = target.ops.to_numpy(target.admit([other], known=[(lied, 12)]).logits)[0, 0]
+    assert packed.distance(wrong, packed.plain(model, other)) > WRONG
+    with pytest.raises(InvalidArgument, match="another target"):
+        MlxTarget(model).admit([long], known=[(state, 5)])
+
+
 def test_the_callers_model_is_left_alone(model: Any) -> None:
     before, rope = packed.plain(model, texts()[0]), mx.fast.rope
     kinds = [type(m) for m in model.modules()]
@@ -170,7 +197,7 @@ def test_errors(model: Any) -> None:
         target.commit(*verdict_for(target.ops, beam, [[0], [0]]))
     with pytest.raises(InvalidArgument, match="empty"):
         target.admit([[]])
-    with pytest.raises(InvalidArgument, match="outside"):
+    with pytest.raises(InvalidArgument, match="holds the id 97: expected 0…96"):
         target.admit([[tiny.VOCABULARY]])
     with pytest.raises(InvalidArgument, match="expected one for each of the 2"):
         target.verify(pack_tree(target.ops, [TREE]))

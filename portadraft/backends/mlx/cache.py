@@ -66,9 +66,7 @@ class LayerCache:
             raise UnsupportedModel(
                 f"a layer stores keys of shape {tuple(keys.shape)}, expected (rows, heads, slots, size)"
             )
-        if self.keys is None:
-            self.keys = mx.zeros((self.rows, keys.shape[1], self.capacity, keys.shape[3]), dtype=keys.dtype)
-            self.values = mx.zeros((self.rows, values.shape[1], self.capacity, values.shape[3]), dtype=values.dtype)
+        self._ensure_buffers(keys, values)
         rows = slice(running.first, running.first + running.rows)
         end = running.past + running.slots
         self.keys[rows, :, running.past : end] = keys
@@ -76,6 +74,12 @@ class LayerCache:
         self._fresh = (keys, values)
         self._seen = (self.keys[rows, :, :end], self.values[rows, :, :end])
         return self._seen
+
+    def _ensure_buffers(self, keys: Array, values: Array) -> None:
+        """Make them on first use: only what a layer stores says what form they have."""
+        if self.keys is None:
+            self.keys = mx.zeros((self.rows, keys.shape[1], self.capacity, keys.shape[3]), dtype=keys.dtype)
+            self.values = mx.zeros((self.rows, values.shape[1], self.capacity, values.shape[3]), dtype=values.dtype)
 
     def keys_and_values(self) -> tuple[Array, Array]:
         """The same as the last `update_and_fetch` gave, for layers that read another's cache."""
@@ -127,9 +131,13 @@ class LayerCache:
             return []
         return [mx.contiguous(x[row : row + 1, :, :length]) for x in (self.keys, self.values)]
 
-    def put_row(self, row: int, entries: Sequence[Array]) -> None:
-        for buffer, new in zip((self.keys, self.values), entries, strict=bool(entries)):
-            buffer[row : row + 1, :, : new.shape[2]] = new
+    def put_row(self, row: int, entries: Sequence[Array], length: int) -> None:
+        """Write the first `length` of what `row` gave; nothing for a layer that stores nothing."""
+        if not entries:
+            return
+        self._ensure_buffers(*entries)
+        for buffer, new in zip((self.keys, self.values), entries, strict=True):
+            buffer[row : row + 1, :, :length] = new[:, :, :length]
 
 
 class ManyCaches:
@@ -239,18 +247,26 @@ class RowCache:
             lengths[b] += n
         self.drop_pass()
 
+    def read(self, row: int) -> list[list[Array]]:
+        """A copy of a row's committed entries: keys and values (1, heads, length, size) of each layer."""
+        length = self.lengths[row]
+        entries = [layer.row(row, length) for layer in self.layers]
+        # Evaluated here: else the buffers would be read and written at once later, and be copied.
+        mx.eval(entries)
+        return entries
+
+    def write(self, row: int, entries: Sequence[Sequence[Array]], length: int) -> None:
+        """Put the first `length` tokens of what `read` gave into a row; lazy, and in place."""
+        for layer, new in zip(self.layers, entries, strict=True):
+            layer.put_row(row, new, length)
+
     def release(self, row: int) -> None:
         """Drop a row; the last one takes its number."""
         last = len(self.lengths) - 1
         self.drop_pass()
         if row != last:
-            length = self.lengths[last]
-            entries = [layer.row(last, length) for layer in self.layers]
-            # Evaluated first, or the buffers would be read and written at once, and be copied.
-            mx.eval(entries)
-            for layer, new in zip(self.layers, entries, strict=True):
-                layer.put_row(row, new)
-            self.lengths[row] = length
+            self.write(row, self.read(last), self.lengths[last])
+            self.lengths[row] = self.lengths[last]
         self.lengths.pop()
         if not self.lengths:
             self.clear()

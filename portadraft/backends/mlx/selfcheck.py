@@ -11,8 +11,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from portadraft.backends.mlx.shrink import shrunken_clones
 from portadraft.backends.mlx.target import MlxTarget, unsupported
 from portadraft.core.types import PackedBeam, Verdict
 from portadraft.errors import UnsupportedModel
-from portadraft.models.cache import cache_root
+from portadraft.models.records import read_record, record_path, write_record
 
 TOLERANCE = 1e-3
 """Of the logits' standard deviation; float32 noise is below 1e-4, a wrong mask or position above 1e-1."""
@@ -42,10 +40,10 @@ def require_supported(model: Any) -> None:
     Raises: UnsupportedModel with the model's type and the reason.
     """
     path = _record_path(model)
-    reason = _read(path)
+    reason = read_record(path)
     if reason is None:
         reason = check(model)
-        _write(path, reason)
+        write_record(path, reason)
     if reason:
         raise unsupported(model, reason)
 
@@ -132,7 +130,7 @@ def _error(ours: np.ndarray[Any, Any], plain: np.ndarray[Any, Any]) -> float:
     return error if error == error else float("inf")
 
 
-# the record of outcomes
+# where the outcome is kept
 
 
 def _record_path(model: Any) -> Path:
@@ -149,29 +147,4 @@ def _record_path(model: Any) -> Path:
         "mlx_lm": importlib.metadata.version("mlx-lm"),
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    return cache_root() / "selfcheck" / f"mlx-{digest}.json"
-
-
-def _read(path: Path) -> str | None:
-    """The recorded reason ("" for passed); None where there is no usable record."""
-    try:
-        reason = json.loads(path.read_text(encoding="utf-8"))["reason"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return reason if isinstance(reason, str) else None
-
-
-def _write(path: Path, reason: str) -> None:
-    """Record an outcome in one move; a folder that cannot be written costs a check next time, no more."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"reason": reason}, file)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError:
-        return
+    return record_path(f"mlx-{digest}")

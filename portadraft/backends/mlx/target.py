@@ -19,7 +19,8 @@ from portadraft.backends.mlx.cache import RowCache
 from portadraft.backends.mlx.limits import context_limit
 from portadraft.backends.mlx.ops import NAMES, MlxOps
 from portadraft.backends.mlx.passes import Pass
-from portadraft.core.target import TargetFacts
+from portadraft.core.admission import check_export, check_known, check_prompts
+from portadraft.core.target import Known, RowState, TargetFacts
 from portadraft.core.types import PackedBeam, Verdict, Verified
 from portadraft.errors import InvalidArgument, UnsupportedModel
 
@@ -48,6 +49,7 @@ class MlxTarget:
         # Constants such as rotary frequencies are computed on first use, and then belong to one thread.
         mx.eval([x for module in model.modules() for x in module.values() if isinstance(x, mx.array)])
         self._pending: tuple[int, int] | None = None
+        self._owner = object()  # tells this target's exported states
         self._extra_axis = False
         try:
             self.cache = RowCache(model)
@@ -129,26 +131,29 @@ class MlxTarget:
         limit = self.facts.context_limit
         return UNLIMITED if limit is None else limit - 1 - self.cache.lengths[row]
 
-    def admit(self, prompts: Sequence[Sequence[int]], reserve: int = 0) -> Verified:
+    def admit(
+        self, prompts: Sequence[Sequence[int]], reserve: int = 0, known: Sequence[Known] | None = None
+    ) -> Verified:
         """Prefill new rows behind the live ones; logits (R, 1, V) and hidden (R, 1, D) of the last positions.
 
-        Raises: InvalidArgument for an empty prompt or ids outside the vocabulary; no row was added then.
+        Raises: InvalidArgument for an empty prompt, ids outside the vocabulary, or a known state that
+        does not fit; no row was added then.
         """
-        if not prompts:
-            raise InvalidArgument("prompts=[]: expected at least one prompt")
-        vocabulary = self.facts.vocabulary_size
-        for i, prompt in enumerate(prompts):
-            if len(prompt) == 0:
-                raise InvalidArgument(f"prompts[{i}] is empty: expected at least one token id")
-            if min(prompt) < 0 or max(prompt) >= vocabulary:
-                raise InvalidArgument(f"prompts[{i}] holds ids outside 0…{vocabulary - 1}: use the model's tokenizer")
+        check_prompts(prompts, self.facts.vocabulary_size)
+        states = check_known(prompts, known, self._owner)
         old = len(self.cache.lengths)
         longest = max([*self.cache.lengths, *(len(p) for p in prompts)])
         self._pending = None
         self.cache.drop_pass()
         self.cache.reserve(old + len(prompts), longest + max(reserve, 0) + 1, exact=True)
         try:
-            done = [self._prefill(old + i, prompt) for i, prompt in enumerate(prompts)]
+            done = []
+            for i, (prompt, entry) in enumerate(zip(prompts, states, strict=True)):
+                start = 0
+                if entry is not None and entry[1]:
+                    start = entry[1]
+                    self.cache.write(old + i, entry[0].native, start)
+                done.append(self._prefill(old + i, prompt, start))
         except BaseException:
             self.cache.drop_pass()
             if not old:
@@ -162,10 +167,17 @@ class MlxTarget:
             mx.concatenate([v.logits for v in done], axis=0), mx.concatenate([v.hidden for v in done], axis=0)
         )
 
-    def _prefill(self, row: int, prompt: Sequence[int]) -> Verified:
+    def export(self, row: int, ids: Sequence[int]) -> RowState:
+        """A row's committed keys and values, copied out (see `Target.export`)."""
+        check_export(row, ids, self.cache.lengths)
+        layers = self.cache.read(row)
+        return RowState(tuple(ids), layers, sum(x.nbytes for layer in layers for x in layer), self._owner)
+
+    def _prefill(self, row: int, prompt: Sequence[int], restored: int) -> Verified:
+        """Fill a row that holds the first `restored` tokens of its prompt; what the model says at the last one."""
         ids = mx.array([list(prompt)], dtype=mx.int32)
         verified: Verified | None = None
-        for start in range(0, len(prompt), PREFILL_CHUNK):
+        for start in range(restored, len(prompt), PREFILL_CHUNK):
             chunk = ids[:, start : start + PREFILL_CHUNK]
             verified = self._pass(
                 Pass(row, [start], chunk.shape[1], extra_axis=self._extra_axis), chunk, last_only=True
