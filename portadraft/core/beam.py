@@ -27,6 +27,42 @@ def beam_search(
     Scores are float32 sums of log-probabilities over the drafter's vocabulary. Every
     candidate is `length` long. Makes no host read.
     """
+    *_, last = _search(ops, config, params, embeddings, roots, hidden, width, length, draft_vocabulary)
+    return _beam(ops, *last)
+
+
+def beam_search_lengths(
+    ops: Ops,
+    config: RecurrentConfig,
+    params: Parameters,
+    embeddings: Array,
+    roots: Array,
+    hidden: Array,
+    width: int,
+    length: int,
+    draft_vocabulary: Array | None = None,
+) -> list[Beam]:
+    """What `beam_search` returns for 1, 2, … `length` tokens, all from one search.
+
+    Each shorter result is a state that the longer search passes through. It is not a cut of the
+    longest: that one has dropped candidates which were among the best when they were shorter.
+    """
+    states = _search(ops, config, params, embeddings, roots, hidden, width, length, draft_vocabulary)
+    return [_beam(ops, *state) for state in states]
+
+
+def _search(
+    ops: Ops,
+    config: RecurrentConfig,
+    params: Parameters,
+    embeddings: Array,
+    roots: Array,
+    hidden: Array,
+    width: int,
+    length: int,
+    draft_vocabulary: Array | None,
+) -> list[tuple[list[Array], list[Array]]]:
+    """Tokens and scores by step, each (B, W) in the order of the candidates, after each step of the search."""
     batch = roots.shape[0]
     root_state = recurrent.first_state(ops, params, config, ops.take(embeddings, roots))
     scores, picks = _best(ops, _scores(ops, params, config, root_state[:, None], hidden[:, None]), width)
@@ -34,6 +70,7 @@ def beam_search(
     states = ops.broadcast_to(root_state[:, None], (batch, width, root_state.shape[-1]))
     wide_hidden = ops.broadcast_to(hidden[:, None], (batch, width, hidden.shape[-1]))
     history, history_scores = [tokens], [scores]
+    passed = [(history, history_scores)]
 
     for _ in range(1, length):
         states = recurrent.next_state(ops, params, states, ops.take(embeddings, history[-1]))
@@ -44,13 +81,17 @@ def beam_search(
             states = _rows(ops, states, parents)
             history = [ops.gather(x, parents, axis=1) for x in history]
             history_scores = [ops.gather(x, parents, axis=1) for x in history_scores]
-        history.append(tokens)
-        history_scores.append(scores)
+        history, history_scores = [*history, tokens], [*history_scores, scores]
+        passed.append((history, history_scores))
+    return passed
 
+
+def _beam(ops: Ops, history: list[Array], scores: list[Array]) -> Beam:
+    batch, width = history[0].shape
     return Beam(
         tokens=ops.stack(history, axis=2),
-        lengths=ops.full((batch, width), length, "int32"),
-        scores=ops.stack(history_scores, axis=2),
+        lengths=ops.full((batch, width), len(history), "int32"),
+        scores=ops.stack(scores, axis=2),
     )
 
 

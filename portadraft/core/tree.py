@@ -85,11 +85,7 @@ def pack_beam(ops: Ops, roots: Array, beam: Beam, nodes: int | None = None) -> P
     unique = _depth_major(ops, unique)
     kept = unique
     if slots < 1 + width * length:
-        scores = _depth_major(ops, _node_scores(ops, beam.scores, owners))
-        order = ops.argsort(ops.where(unique, -scores, float("inf")), axis=1)
-        places = ops.broadcast_to(ops.arange(width * length)[None, :], order.shape)
-        rank = ops.scatter(order, order, places, axis=1)
-        kept = unique & (rank < slots - 1)
+        kept = unique & (_ranks(ops, beam.scores, owners, unique) < slots - 1)
     number = ops.where(kept, ops.cumsum(kept, axis=1), 0)  # a kept node's slot; 0 elsewhere
     sizes = ops.max(number, axis=1) + 1
 
@@ -114,6 +110,19 @@ def pack_beam(ops: Ops, roots: Array, beam: Beam, nodes: int | None = None) -> P
     return PackedBeam(tokens, parents, depths, mask, sizes, length)
 
 
+def rank_nodes(ops: Ops, beam: Beam) -> Array:
+    """The order in which a node budget takes the nodes: (B, W, L) int32, W·L where there is no unique node.
+
+    `pack_beam` with the budget N keeps exactly the nodes whose rank is below N - 1.
+    """
+    batch, width, length = beam.tokens.shape
+    owners = dedup_prefix(ops, beam.tokens, beam.lengths)
+    alive = ops.arange(length)[None, None, :] < beam.lengths[:, :, None]
+    unique = _depth_major(ops, (owners == ops.arange(width)[None, :, None]) & alive)
+    rank = ops.where(unique, _ranks(ops, beam.scores, owners, unique), width * length)
+    return ops.transpose(rank.reshape(batch, length, width), (0, 2, 1))
+
+
 def root_only(ops: Ops, roots: Array) -> PackedBeam:
     """The packed beam of a plain step: the root alone."""
     batch = roots.shape[0]
@@ -132,6 +141,14 @@ def _depth_major(ops: Ops, x: Array) -> Array:
     """(B, W, L) as (B, L·W)."""
     batch, width, length = x.shape
     return ops.transpose(x, (0, 2, 1)).reshape(batch, length * width)
+
+
+def _ranks(ops: Ops, scores: Array, owners: Array, unique: Array) -> Array:
+    """The place of each node by (score, depth, candidate), what is not unique last; depth-major as `unique`."""
+    by_score = _depth_major(ops, _node_scores(ops, scores, owners))
+    order = ops.argsort(ops.where(unique, -by_score, float("inf")), axis=1)
+    places = ops.broadcast_to(ops.arange(unique.shape[1])[None, :], order.shape)
+    return ops.scatter(order, order, places, axis=1)
 
 
 def _node_scores(ops: Ops, scores: Array, owners: Array) -> Array:

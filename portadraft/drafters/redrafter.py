@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portadraft.core.beam import beam_search
+from portadraft.core.beam import beam_search, beam_search_lengths
 from portadraft.core.drafter import StatelessDrafter
 from portadraft.core.recurrent import RecurrentConfig
 from portadraft.core.target import Target
@@ -79,4 +79,10 @@ class ReDrafter(StatelessDrafter):
             shape.width,
             shape.length,
             self._vocabulary,
+        )
+
+    def draft_lengths(self, roots: Array, features: Array, width: int, length: int) -> list[Beam]:
+        """What `draft` returns for 1 … `length` tokens, from one search."""
+        return beam_search_lengths(
+            self._ops, self.config, self._params, self._embeddings, roots, features, width, length, self._vocabulary
         )

@@ -34,7 +34,14 @@ class Together:
             drafter.admit(row, ids)
 
     def draft(self, roots: Array, features: Array, shape: BeamShape) -> Beam | None:
-        drafts = (drafter.draft(roots, features, shape) for drafter in self._drafters)
+        return self._join([drafter.draft(roots, features, shape) for drafter in self._drafters])
+
+    def draft_lengths(self, roots: Array, features: Array, width: int, length: int) -> list[Beam | None]:
+        """What `draft` returns for 1 … `length` tokens, where one search of a drafter serves them all."""
+        parts = [draft_lengths(drafter, roots, features, width, length) for drafter in self._drafters]
+        return [self._join(beams) for beams in zip(*parts, strict=True)]
+
+    def _join(self, drafts: Sequence[Beam | None]) -> Beam | None:
         beams = [beam for beam in drafts if beam is not None]
         if len(beams) < 2:
             return beams[0] if beams else None
@@ -61,6 +68,15 @@ class Together:
 
     def memory(self, batch: int, context: int) -> int:
         return sum(d.memory(batch, context) for d in self._drafters)
+
+
+def draft_lengths(drafter: Drafter, roots: Array, features: Array, width: int, length: int) -> list[Beam | None]:
+    """What `drafter.draft` returns for widths of `width` and 1 … `length` tokens; one search where it offers that."""
+    at_once = getattr(drafter, "draft_lengths", None)
+    if at_once is not None:
+        beams: list[Beam | None] = at_once(roots, features, width, length)
+        return beams
+    return [drafter.draft(roots, features, BeamShape(width, steps)) for steps in range(1, length + 1)]
 
 
 def _lengthen(ops: Ops, x: Array, length: int) -> Array:
