@@ -30,7 +30,9 @@ class ModelNotFound(PortadraftError, LookupError):
 
 
 class UnsupportedModel(PortadraftError):
-    """The model cannot verify a tree of drafted tokens exactly."""
+    """The model cannot verify a tree of drafted tokens exactly. `reason`: why, without the model's name around it."""
+
+    reason: str = ""
 
 
 class IncompatibleDrafter(PortadraftError):

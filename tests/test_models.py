@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
+import time
 from pathlib import Path
 
 import pytest
 
 from portadraft import models
 from portadraft.errors import CorruptFile, InvalidArgument, ModelNotFound, UnsupportedModel
-from portadraft.models import cache, names, resolve
+from portadraft.models import cache, names, records, resolve
 from portadraft.models.files import check_folder, check_gguf, check_safetensors
 from portadraft.models.templates import VICUNA, fallback_template
 
@@ -304,6 +306,49 @@ def test_store_is_atomic_and_first_come(own_cache: Path) -> None:
     assert [p.name for p in (own_cache / "kind").iterdir()] == ["key"]
     cache.drop("kind", "key")
     assert cache.lookup("kind", "key") is None
+
+
+def _entry(kind: str, key: str, size: int, age: float) -> Path:
+    entry = cache.store(kind, key, lambda folder: (folder / "file").write_bytes(bytes(size)) and None)
+    assert entry is not None
+    os.utime(entry, (time.time() - age,) * 2)
+    return entry
+
+
+def test_the_longest_unused_go_first(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cache.LIMIT, str(3000 / 2**30))
+    day = 86400.0
+    old, older, other = _entry("kind", "old", 1000, day), _entry("kind", "older", 1000, 2 * day), _entry(
+        "other", "older", 1000, 9 * day
+    )  # fmt: skip
+    abandoned = own_cache / "kind" / ".half.made"
+    abandoned.mkdir()
+    os.utime(abandoned, (0, 0))
+    assert cache.lookup("kind", "older") == older  # using it makes it young again
+    os.utime(older, (time.time() - day / 2,) * 2)
+    _entry("kind", "new", 1500, 0)
+    assert not old.exists()
+    assert older.exists() and other.exists() and not abandoned.exists()
+    _entry("kind", "large", 9000, 0)
+    assert not older.exists()
+    assert {p.name for p in (own_cache / "kind").iterdir()} == {"new", "large"}, "what is in use or new stays"
+
+
+def test_a_wrong_limit_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("much", "-1", "nan"):
+        monkeypatch.setenv(cache.LIMIT, text)
+        with pytest.warns(UserWarning, match="PORTADRAFT_CACHE_GIB"):
+            assert cache.limit_bytes() == 20 << 30
+
+
+def test_few_records_are_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MOST", 3)
+    for i in range(5):
+        path = records.record_path(f"r{i}")
+        records.write_record(path, f"reason {i}")
+        os.utime(path, (i, i))
+    assert sorted(p.stem for p in (own_cache / "selfcheck").iterdir()) == ["r2", "r3", "r4"]
+    assert records.read_record(records.record_path("r4")) == "reason 4"
 
 
 def test_full_disk_is_a_warning(own_cache: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import portadraft.backends.torch.attention as attention
-from portadraft.backends.torch import make_target, selfcheck
+from portadraft.backends.torch import make_target, selfcheck, shrink
 from portadraft.backends.torch.cache import RowCache
 from portadraft.backends.torch.shrink import shrunken, shrunken_clones
 from portadraft.core.target import Target
@@ -161,8 +163,25 @@ def test_a_large_configuration_is_cut() -> None:
 
 
 def test_nothing_that_fits_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selfcheck, "shrunken_clones", lambda model: iter(()))
-    assert "check=False" in selfcheck.check(FAMILIES["llama"]())
+    monkeypatch.setattr(shrink, "MOST_PARAMETERS", 10)
+    reason = selfcheck.check(FAMILIES["llama"]())
+    assert re.search("cut 0 has [0-9,]+ parameters, more than 10; cut 1 has", reason)
+    assert "portadraft.load(…, check=False)" in reason
+
+
+def test_a_reason_is_said_once() -> None:
+    config = transformers.RwkvConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32)
+    with pytest.raises(UnsupportedModel) as caught:
+        make_target(transformers.AutoModelForCausalLM.from_config(config).eval())
+    assert str(caught.value).count("cannot verify trees") == str(caught.value).count("model type 'rwkv'") == 1
+    assert caught.value.reason == "its forward takes no key-value cache (a recurrent model?)"
+
+
+@pytest.mark.parametrize(("kinds", "what"), [(["mamba", "attention"], "hybrid"), (["mamba", "mamba"], "recurrent")])
+def test_hybrid_and_recurrent_are_told_apart(kinds: list[str], what: str) -> None:
+    model = FAMILIES["llama"]()
+    model.config.layers_block_type = kinds
+    assert f"it is a {what} model with layers of type mamba," in (selfcheck.obvious_reason(model) or "")
 
 
 def test_bidirectional_attention_is_refused() -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from portadraft.backends.torch.shrink import shrunken_clones
 from portadraft.backends.torch.target import TorchTarget, unsupported
 from portadraft.core.types import PackedBeam, Verdict, Verified
 from portadraft.errors import UnsupportedModel
-from portadraft.models.cache import cache_root
+from portadraft.models.records import read_record, record_path, write_record
 
 TOLERANCE = 1e-3
 """Of the logits' standard deviation; float32 noise is below 1e-5, a wrong mask above 1e-1."""
@@ -43,10 +41,10 @@ def require_supported(model: Any) -> None:
     reason = obvious_reason(model)
     if reason is None:
         path = _record_path(model)
-        reason = _read(path)
+        reason = read_record(path)
         if reason is None:
             reason = check(model)
-            _write(path, reason)
+            write_record(path, reason)
     if reason:
         raise unsupported(model, reason)
 
@@ -57,10 +55,11 @@ def obvious_reason(model: Any) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder model, expected a decoder-only one"
     text = config.get_text_config()
-    kinds = {str(k) for name in ("layer_types", "layers_block_type") for k in getattr(text, name, None) or ()}
+    # The older name first: the newer list is derived from it in some configurations, in more general words.
+    kinds = {str(k) for k in getattr(text, "layers_block_type", None) or getattr(text, "layer_types", None) or ()}
     foreign = sorted(kinds - SERVED)
     if foreign:
-        what = "a hybrid model" if kinds & SERVED else "a recurrent model"
+        what = "a hybrid model" if kinds & SERVED or "hybrid" in kinds else "a recurrent model"
         return f"it is {what} with layers of type {', '.join(foreign)}, whose state cannot branch over a tree"
     attention = getattr(text, "attn_config", None)
     asked = getattr(text, "alibi", None) or getattr(attention, "alibi", None)
@@ -74,14 +73,13 @@ def obvious_reason(model: Any) -> str | None:
 
 def check(model: Any) -> str:
     """Run the check on a shrunken clone: "" if it passes, else the reason."""
-    reason = (
-        "no shrunken clone of its configuration could be built to check it; make_target(check=False) skips the check"
-    )
-    for clone in shrunken_clones(model):
+    failures: list[str] = []
+    reason = ""
+    for clone in shrunken_clones(model, failures):
         try:
             worst = _greatest_error(clone)
         except UnsupportedModel as error:
-            return str(error.__cause__ or error)
+            return error.reason or str(error)
         except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AttributeError) as error:
             # A milder cut may run: this one may be smaller than the model's code expects.
             reason = f"the self-check failed with {type(error).__name__}: {error}"
@@ -92,7 +90,10 @@ def check(model: Any) -> str:
             f"on a small random clone a packed pass differs from plain passes by {worst:.2g} standard deviations "
             f"of the logits, expected at most {TOLERANCE:g}"
         )
-    return reason
+    return reason or (
+        f"no small clone of its configuration could be built to check it ({'; '.join(failures) or 'none was tried'}); "
+        "portadraft.load(…, check=False) skips the check, at your own risk"
+    )
 
 
 def _greatest_error(clone: Any) -> float:
@@ -167,7 +168,7 @@ def _error(ours: Tensor, plain: Tensor) -> float:
     return error if error == error else float("inf")
 
 
-# the record of outcomes
+# where the outcome is kept
 
 
 def _record_path(model: Any) -> Path:
@@ -187,30 +188,4 @@ def _record_path(model: Any) -> Path:
         "transformers": transformers.__version__,
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
-    return cache_root() / "selfcheck" / f"{digest}.json"
-
-
-def _read(path: Path) -> str | None:
-    """The recorded reason ("" for passed); None where there is no usable record."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        reason = record["reason"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return reason if isinstance(reason, str) else None
-
-
-def _write(path: Path, reason: str) -> None:
-    """Record an outcome in one move; a folder that cannot be written costs a check next time, no more."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"reason": reason}, file)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError:
-        return
+    return record_path(digest)

@@ -21,25 +21,29 @@ _INNER = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermedi
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
-def shrunken_clones(model: Any) -> Iterator[Any]:
+def shrunken_clones(model: Any, failures: list[str] | None = None) -> Iterator[Any]:
     """Random float32 models of the given one's class on the CPU, the smallest first, then milder cuts.
 
-    A cut that cannot be built or does not run is passed over.
+    A cut that cannot be built or does not run is passed over; why is added to `failures`.
     """
+    failures = [] if failures is None else failures
     for level in range(3):
         try:
             config = shrunken(model.config, level)
             with torch.device("meta"):
                 size = sum(p.numel() for p in type(model)(copy.deepcopy(config)).parameters())
             if size > MOST_PARAMETERS:
+                failures.append(f"cut {level} has {size:,} parameters, more than {MOST_PARAMETERS:,}")
                 continue
             clone = _random(type(model), config)
             with torch.no_grad():
                 logits = clone(input_ids=torch.zeros((1, 3), dtype=torch.int64), use_cache=False).logits
             if not bool(logits.isfinite().all()):
+                failures.append(f"cut {level} computes numbers that are not finite")
                 continue
-        except Exception:
-            # Whatever a model's code raises about sizes that it does not take.
+        except Exception as error:  # whatever a model's code raises about sizes that it does not take
+            text = (str(error).strip() or "no message").splitlines()[0][:120]
+            failures.append(f"cut {level} raises {type(error).__name__}: {text}")
             continue
         yield clone
 

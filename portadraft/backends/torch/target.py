@@ -379,7 +379,9 @@ def _causal(size: int, device: torch.device) -> Tensor:
 
 def unsupported(model: Any, reason: str) -> UnsupportedModel:
     kind = getattr(model.config, "model_type", type(model).__name__)
-    return UnsupportedModel(
+    error = UnsupportedModel(
         f"model type {kind!r} ({type(model).__name__}) cannot verify trees of drafted tokens: {reason}; "
         "use another model, or transformers' own generate"
     )
+    error.reason = reason
+    return error
