@@ -48,6 +48,7 @@ class PromptLookup(StatelessDrafter):
         self._ops = ops
         self.longest, self.shortest = longest, shortest
         self._length = length
+        self.id = f"lookup-{shortest}-{longest}-{length or 'shape'}"
         self._step_score = {n: math.log(confidence[min(n, len(confidence)) - 1]) for n in range(shortest, longest + 1)}
         self._rows: list[_History] = []
 

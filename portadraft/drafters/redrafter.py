@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from portadraft.core.beam import beam_search, beam_search_lengths
 from portadraft.core.drafter import StatelessDrafter
@@ -11,6 +14,7 @@ from portadraft.core.recurrent import RecurrentConfig
 from portadraft.core.target import Target
 from portadraft.core.types import Array, Beam, BeamShape
 from portadraft.errors import IncompatibleDrafter, InvalidArgument
+from portadraft.identity import make_weights_id, sample_positions
 
 
 class ReDrafter(StatelessDrafter):
@@ -59,6 +63,17 @@ class ReDrafter(StatelessDrafter):
             self._params["head.weight"] = rows
             if bias is not None:
                 self._params["head.bias"] = bias
+
+    @cached_property
+    def id(self) -> str:
+        """Names its trained weights, as `portadraft.identity` does, for profiles; a tied head is the target's own."""
+        own = {k: v for k, v in self._params.items() if not (self.config.tied_head and k.startswith("head."))}
+        shapes = {name: tuple(value.shape) for name, value in own.items()}
+        picked = [
+            self._ops.to_numpy(self._ops.cast(own[name], "float32")).reshape(-1)[list(positions)]
+            for name, positions in sample_positions(shapes)
+        ]
+        return make_weights_id(shapes, np.concatenate(picked) if picked else np.zeros(0, np.float32))
 
     def candidates(self, shape: BeamShape) -> int:
         """The width. Raises: InvalidArgument where the drafter predicts fewer tokens than that."""

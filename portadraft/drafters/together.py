@@ -20,6 +20,8 @@ class Together:
         self._ops = ops
         self._drafters = tuple(drafters)
         self.name = "+".join(d.name for d in drafters)
+        ids = [getattr(d, "id", "") for d in drafters]
+        self.id = "+".join(ids) if all(ids) else ""
         needs = {d.wants for d in drafters}
         self.wants: Literal["none", "last", "all"] = "all" if "all" in needs else "last" if "last" in needs else "none"
 

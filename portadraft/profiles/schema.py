@@ -142,9 +142,9 @@ class Shape(_Part):
 class BatchChoice(_Part):
     """What to do at one batch size.
 
-    shape: None decodes plainly, since that was fastest. tokens_per_s, plain_tokens_per_s: medians over all rows;
-    spread: relative, half the interquartile range ÷ the median. speedup: over plain decoding, measured in turns with it.
-    Figures may be absent in published profiles.
+    shape: None decodes plainly, since that was fastest. tokens_per_s, plain_tokens_per_s: medians, over all rows.
+    spread: relative, half the interquartile range ÷ the median. speedup: over plain decoding measured in turns with
+    it. Figures may be absent in published profiles.
     """
 
     batch_size: BatchSize
@@ -156,7 +156,7 @@ class BatchChoice(_Part):
 
 
 class VerifyCost(_Part):
-    """Milliseconds of one target pass over `slots` slots for `batch_size` rows at `context` tokens; slots = 1 is plain."""
+    """Milliseconds of one target pass over `slots` slots for `batch_size` rows at `context` tokens; 1 slot is plain."""
 
     batch_size: BatchSize
     context: Context
