@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -51,6 +52,17 @@ class Optimizer:
         self.second = {k: torch.zeros_like(v) for k, v in params.items() if not self.is_muon(v)}
         self.count = 0
         self.scales = scales or {}
+
+    def state(self) -> dict[str, Tensor]:
+        """Its moments, by name; with `count` they are all it knows."""
+        return {f"first.{k}": v for k, v in self.first.items()} | {f"second.{k}": v for k, v in self.second.items()}
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Tensor], count: int) -> None:
+        """Go on from what `state` gave after `count` steps. Raises: KeyError for a tensor that is missing."""
+        for name, value in self.state().items():
+            value.copy_(state[name])
+        self.count = count
 
     def is_muon(self, x: Tensor) -> bool:
         return self.kind == "muon" and x.ndim == 2

@@ -262,7 +262,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(model: Any, features: 
 def test_the_best_by_replay_is_kept(model: Any, features: Features) -> None:
     table, head = tables(model)
     saved: list[Any] = []
-    settings = FitConfig(epochs=2, positions=256, segment=16, rate=3e-3, evaluate_minutes=0.0)
+    settings = FitConfig(epochs=2, positions=256, segment=16, rate=3e-3, evaluations=8, patience=None)
     result = fit(
         architecture(), table, head, np.arange(V, dtype=np.int32), [features], features.recordings(), settings,
         save=lambda params, entry: saved.append(({k: v.clone() for k, v in params.items()}, entry)),
