@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from portadraft.core.choice import Chooser, Situation
 from portadraft.core.ops import Ops
-from portadraft.core.sampling import choose
+from portadraft.core.penalties import History
 from portadraft.core.types import Array, PackedBeam, Verdict
 
 
 def accept(
-    ops: Ops, packed: PackedBeam, logits: Array, temperature: float = 0.0, uniforms: Array | None = None
-) -> Verdict:
+    ops: Ops, packed: PackedBeam, logits: Array, chooser: Chooser, situation: Situation
+) -> tuple[Verdict, History | None]:
     """Walk from the root: the target's choice is the next token; a child that carries it is accepted.
 
-    logits: (B, N, V) at the slots. uniforms: (B, L+1) float32, one per depth, or None for
-    greedy. At most L+1 choices per row are computed, each at a slot whose history is exactly
-    its path. After the walk has stopped the rest of `tokens` and `slots` repeats the stop.
+    logits: (B, N, V) at the slots. situation: uniforms and so on for L+1 depths. At most L+1
+    choices per row are computed, each at a slot whose history is exactly its path. Returns the
+    verdict, and the history with the `counts` tokens that it gives. After the walk has stopped
+    `slots` repeats the stop, and `tokens` says nothing.
     """
     batch, slots, vocabulary = logits.shape
     flat = logits.reshape(batch * slots, vocabulary)
@@ -26,16 +28,19 @@ def accept(
     slot = ops.full((batch,), 0, "int32")
     counts = ops.full((batch,), 1, "int32")
     walking = ops.full((batch,), 1, "bool")
+    history = situation.history
     tokens, path = [], []
     for depth in range(packed.length + 1):
         at = ops.take(flat, rows + slot) if slots > 1 else flat
-        token = choose(ops, at, temperature, None if uniforms is None else uniforms[:, depth])
+        token = chooser.choose(at, situation, depth, history)
         tokens.append(token)
         path.append(slot)
+        if history is not None:
+            history = history.after(ops, token, walking)
         if depth == packed.length:
             break
         match = child & (packed.parents == slot[:, None]) & (packed.tokens == token[:, None])
         walking = walking & ops.any(match, axis=1)
         slot = ops.where(walking, ops.argmax(match, axis=1), slot)
         counts = counts + ops.cast(walking, "int32")
-    return Verdict(ops.stack(tokens, axis=1), counts, ops.stack(path, axis=1))
+    return Verdict(ops.stack(tokens, axis=1), counts, ops.stack(path, axis=1)), history

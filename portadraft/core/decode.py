@@ -9,59 +9,29 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from portadraft.core.accept import accept
+from portadraft.core.choice import Chooser, Situation
 from portadraft.core.drafter import Drafter
+from portadraft.core.logprobs import TokenLogprob, gather_logprobs, read_logprobs
 from portadraft.core.ops import Ops
-from portadraft.core.sampling import choose, uniforms
-from portadraft.core.target import Target
+from portadraft.core.penalties import History
+from portadraft.core.rejection import Acceptance, Chain, accept_chain, check_rejection, draft_chain
+from portadraft.core.requests import FinishReason as FinishReason
+from portadraft.core.requests import Progress, Request, Row
+from portadraft.core.sampling import Sampling
+from portadraft.core.target import RowState, Target
 from portadraft.core.tree import pack_beam, root_only
 from portadraft.core.types import Array, BeamShape, PackedBeam, Verdict
+from portadraft.core.uniforms import CHOICE, COIN, DRAFT, uniforms
 from portadraft.errors import InvalidArgument
 
 RESERVE = 1024
 """The most tokens of an answer that the cache is made ready for at once."""
-
-FinishReason = Literal["end", "length", "context", "stop"]
-"""Why a row ended: an end token, max_tokens, the model's context limit, or the caller (a stop string)."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """One row's work: the prompt's ids, the most tokens to generate, and the seed of its uniforms."""
-
-    ids: tuple[int, ...]
-    max_tokens: int
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What one call gave one request.
-
-    key: what `admit` returned for it. tokens: the new ids; an end token is the last of them.
-    accepted: drafted tokens that were accepted, or None where the step was not a whole one
-    (the prefill's own token, or a step cut by an end or a limit). drafted: whether the step
-    drafted at all.
-    """
-
-    key: int
-    tokens: tuple[int, ...]
-    finish: FinishReason | None
-    accepted: int | None
-    drafted: bool
-
-
-@dataclass
-class _Row:
-    key: int
-    request: Request
-    length: int  # prompt and answer so far, the root included
-    generated: int = 0
 
 
 @dataclass
@@ -75,11 +45,17 @@ class StageTimes:
 class Decoder:
     """Decodes rows of one target, with a drafter or plainly.
 
-    target: its rows must all be free. drafter: None decodes plainly. temperature: 0 is greedy.
-    end_tokens: ids that end a row. profile: keep `times`, at the cost of a synchronisation
-    per stage.
+    target: its rows must all be free. drafter: None decodes plainly. shape: may be set between
+    steps; None then decodes plainly while the drafter keeps observing. sampling: how tokens are
+    chosen, but for the seeds, which the rows bring. temperature: short for a `Sampling` of that
+    temperature. end_tokens: ids that end a row. logprobs: report the log-probability of every
+    token, and so many of the likeliest ones in its place (0: none); None reports nothing.
+    acceptance: "match" accepts drafted tokens that the target itself chooses; "rejection" is the
+    classical rule for chains (`portadraft.core.rejection`). profile: keep `times`, at the cost of
+    a synchronisation per stage.
 
     Not safe for threads: callers take turns.
+    Raises: InvalidArgument.
     """
 
     def __init__(
@@ -88,22 +64,35 @@ class Decoder:
         drafter: Drafter | None = None,
         shape: BeamShape | None = None,
         *,
-        temperature: float = 0.0,
+        sampling: Sampling | None = None,
+        temperature: float | None = None,
         end_tokens: Sequence[int] = (),
+        logprobs: int | None = None,
+        acceptance: Acceptance = "match",
         profile: bool = False,
     ) -> None:
         if target.lengths:
             raise InvalidArgument(f"target: {len(target.lengths)} of its rows are in use; release them first")
+        if sampling is None:
+            sampling = Sampling(0.0 if temperature is None else temperature)
+        elif temperature is not None:
+            raise InvalidArgument(f"temperature={temperature!r}: `sampling` brings one already; pass one of the two")
+        vocabulary = target.facts.vocabulary_size
+        _check_logprobs(logprobs, vocabulary)
         self.target = target
         self.drafter = drafter
-        self.shape = shape or BeamShape()
-        self.temperature = temperature
+        self.shape: BeamShape | None = shape or BeamShape()
+        self.sampling = sampling
         self.end_tokens = frozenset(end_tokens)
         self.times = StageTimes() if profile else None
+        self._logprobs = logprobs
+        self._rejection = check_rejection(acceptance, drafter, self.shape, sampling)
         self._ops = target.ops
-        self._rows: list[_Row] = []
+        self._chooser = Chooser(target.ops, sampling, vocabulary, sorted(self.end_tokens))
+        self._rows: list[Row] = []
         self._roots: Array = None
         self._features: Array = None
+        self._history: History | None = None
         self._keys = 0
 
     @property
@@ -116,11 +105,11 @@ class Decoder:
     def admit(self, requests: Sequence[Request]) -> list[Progress]:
         """Prefill new rows and choose their first token (one host read for all of them).
 
-        Raises: InvalidArgument for an empty prompt, a prompt that leaves no room in the
-        context, ids outside the vocabulary, or max_tokens below 1; no row is then added.
+        Raises: InvalidArgument as `Request.check` says, and for a prefix that is not the prompt's;
+        no row is then added.
         """
         for request in requests:
-            self._check(request)
+            request.check(self.target.facts)
         if not requests:
             return []
         ops, first = self._ops, len(self._rows)
@@ -128,23 +117,24 @@ class Decoder:
             with self._stage("prefill"):
                 # More than that is grown into: a huge max_tokens is a wish, not a size.
                 reserve = min(max(r.max_tokens for r in requests), RESERVE) + self._most_slots()
-                verified = self.target.admit([r.ids for r in requests], reserve=reserve)
+                more: dict[str, Any] = {}
+                if any(r.prefix is not None for r in requests):
+                    more["known"] = [r.prefix for r in requests]
+                verified = self.target.admit([r.ids for r in requests], reserve=reserve, **more)
             self._introduce(first, requests)
-            rows = [_Row(self._keys + i, r, len(r.ids)) for i, r in enumerate(requests)]
+            rows = [Row(self._keys + i, r, len(r.ids)) for i, r in enumerate(requests)]
             self._keys += len(rows)
-            logits, features = verified.logits[:, 0], verified.hidden[:, 0]
-            numbers = self._uniforms(rows, 1)
-            roots = choose(ops, logits, self.temperature, None if numbers is None else numbers[:, 0])
-            if self._rows:
-                self._roots = ops.concat([self._roots, roots], axis=0)
-                self._features = ops.concat([self._features, features], axis=0)
-            else:
-                self._roots, self._features = roots, features
-            self._rows.extend(rows)
-            chosen = ops.to_numpy(roots).tolist()
+            logits = verified.logits[:, 0]
+            history = History.of(ops, self.sampling, [r.ids for r in requests], self.target.facts.vocabulary_size)
+            roots = self._chooser.choose(logits, self._situation(rows, 1, history), 0, history)
+            if history is not None:
+                history = history.after(ops, roots, ops.full((len(rows),), 1, "bool"))
+            self._append(rows, roots, verified.hidden[:, 0], history)
+            read = ops.to_numpy(self._with_logprobs(roots[:, None], logits, roots))
+            given = read[:, :1].tolist()
             if self.drafter is not None:
-                self.drafter.observe([[]] * first + [[token] for token in chosen], None, None)
-            return self._deliver(first, [[token] for token in chosen], drafted=False, whole=False)
+                self.drafter.observe([[]] * first + given, None, None)
+            return self._deliver(first, given, read[:, 1:], drafted=False, whole=False)
 
     def _introduce(self, first: int, requests: Sequence[Request]) -> None:
         """Tell the drafter of new rows; where it refuses one, none of them stays in the target."""
@@ -162,21 +152,15 @@ class Decoder:
                     self.drafter.release(row)
             raise
 
-    def _check(self, request: Request) -> None:
-        facts = self.target.facts
-        if not request.ids:
-            raise InvalidArgument("prompt: it has no tokens; expected at least one")
-        if request.max_tokens < 1:
-            raise InvalidArgument(f"max_tokens={request.max_tokens!r}: expected an integer of at least 1")
-        if facts.context_limit is not None and len(request.ids) >= facts.context_limit:
-            raise InvalidArgument(
-                f"prompt: {len(request.ids)} tokens, but the model's context holds {facts.context_limit} "
-                "with at least one to generate; shorten the prompt"
-            )
-        low, high = min(request.ids), max(request.ids)
-        if low < 0 or high >= facts.vocabulary_size:
-            bad = low if low < 0 else high
-            raise InvalidArgument(f"prompt: token id {bad} is outside the vocabulary 0…{facts.vocabulary_size - 1}")
+    def _append(self, rows: list[Row], roots: Array, features: Array, history: History | None) -> None:
+        ops = self._ops
+        if self._rows:
+            roots = ops.concat([self._roots, roots], axis=0)
+            features = ops.concat([self._features, features], axis=0)
+            if history is not None and self._history is not None:
+                history = self._history.joined(ops, history)
+        self._roots, self._features, self._history = roots, features, history
+        self._rows.extend(rows)
 
     # one step
 
@@ -186,83 +170,141 @@ class Decoder:
             return []
         ops = self._ops
         with ops.no_grad():
-            packed = self._draft()
+            packed, chain = self._draft()
             with self._stage("verify"):
                 verified = self.target.verify(packed)
             with self._stage("accept"):
-                verdict = accept(
-                    ops, packed, verified.logits, self.temperature, self._uniforms(self._rows, packed.length + 1)
-                )
-                tokens, counts, slots = self._read(verdict)
+                situation = self._situation(self._rows, packed.length + 1, self._history)
+                if chain is None:
+                    verdict, history = accept(ops, packed, verified.logits, self._chooser, situation)
+                else:
+                    coins = self._uniforms(self._rows, packed.length, COIN)
+                    verdict, history = accept_chain(ops, chain, verified.logits, coins, self._chooser, situation)
+                tokens, counts, slots, rest = self._read(verdict, verified.logits)
             with self._stage("commit"):
                 self.target.commit(verdict, counts, slots)
                 last = (verdict.counts - 1)[:, None]
                 self._roots = ops.gather(verdict.tokens, last, axis=1)[:, 0]
-                self._features = _at_slots(ops, verified.hidden, ops.gather(verdict.slots, last, axis=1)[:, 0])
+                self._features = _at_slots(ops, verified.hidden, ops.gather(verdict.slots, last, axis=1))[:, 0]
+                self._history = history
             given = [row[:count] for row, count in zip(tokens, counts, strict=True)]
             if self.drafter is not None:
                 with self._stage("observe"):
                     self.drafter.observe(given, verified, verdict)
             if self.times is not None:
                 self.times.steps += 1
-            return self._deliver(0, given, drafted=packed.length > 0, whole=True)
+            return self._deliver(0, given, rest, drafted=packed.length > 0, whole=True)
 
-    def _draft(self) -> PackedBeam:
-        ops, shape = self._ops, self.shape
-        room = min(self.target.room(row) for row in range(len(self._rows)))
-        beam = None
-        if self.drafter is not None and room >= self.drafter.depth(shape):
+    def _draft(self) -> tuple[PackedBeam, Chain | None]:
+        """The step's packed beam, and for rejection the distributions that it was drawn from."""
+        ops, shape = self._ops, self._shape_that_fits()
+        if self.drafter is None or shape is None:
+            return root_only(ops, self._roots), None
+        if self._rejection:
             with self._stage("draft"):
-                beam = self.drafter.draft(self._roots, self._features, shape)
+                length = shape.length if shape.nodes is None else min(shape.length, shape.nodes - 1)
+                numbers = self._uniforms(self._rows, length, DRAFT)
+                return draft_chain(ops, self.drafter, self._roots, self._features, self.sampling.temperature, numbers)
+        with self._stage("draft"):
+            beam = self.drafter.draft(self._roots, self._features, shape)
         if beam is None:
-            return root_only(ops, self._roots)
+            return root_only(ops, self._roots), None
         with self._stage("pack"):
-            return pack_beam(ops, self._roots, beam, shape.nodes)
+            return pack_beam(ops, self._roots, beam, shape.nodes), None
 
-    def _read(self, verdict: Verdict) -> tuple[list[list[int]], list[int], list[list[int]]]:
-        """The step's one host read."""
-        ops, steps = self._ops, verdict.tokens.shape[1]
-        packed = ops.concat([verdict.tokens, verdict.slots, verdict.counts[:, None]], axis=1)
-        rows = ops.to_numpy(packed).tolist()
-        return [r[:steps] for r in rows], [r[-1] for r in rows], [r[steps:-1] for r in rows]
-
-    def _uniforms(self, rows: Sequence[_Row], count: int) -> Array | None:
-        """Uniforms (B, count) for the next choices of the rows: the position is that of the chosen token."""
-        if self.temperature == 0:
+    def _shape_that_fits(self) -> BeamShape | None:
+        """The shape, made shallower where a row is close to its limit; None for a plain step."""
+        drafter, shape = self.drafter, self.shape
+        if drafter is None or shape is None:
             return None
-        values = uniforms([r.request.seed for r in rows], [r.length for r in rows], count)
+        room = min(self.target.room(row) for row in range(len(self._rows)))
+        if room >= drafter.depth(shape):
+            return shape
+        shape = replace(shape, length=max(1, min(room, shape.length)))
+        return shape if room >= drafter.depth(shape) else None
+
+    def _read(self, verdict: Verdict, logits: Array) -> tuple[list[list[int]], list[int], list[list[int]], _Host]:
+        """The step's one host read: tokens, counts and slots, and packed log-probabilities (B, S·n)."""
+        ops = self._ops
+        rows, steps = verdict.tokens.shape
+        packed = ops.concat([verdict.tokens, verdict.slots, verdict.counts[:, None]], axis=1)
+        if self._logprobs is not None:
+            at = _at_slots(ops, logits, verdict.slots).reshape(rows * steps, -1)
+            packed = self._with_logprobs(packed, at, verdict.tokens.reshape(-1))
+        read = ops.to_numpy(packed)
+        small = read[:, : 2 * steps + 1].tolist()
+        return (
+            [r[:steps] for r in small],
+            [r[-1] for r in small],
+            [r[steps:-1] for r in small],
+            read[:, 2 * steps + 1 :],
+        )
+
+    def _with_logprobs(self, packed: Array, logits: Array, tokens: Array) -> Array:
+        """packed (B, …), and behind it the rows' log-probabilities at their S places: logits (B·S, V)."""
+        if self._logprobs is None:
+            return packed
+        ops = self._ops
+        found = gather_logprobs(ops, logits, tokens, self._logprobs)
+        return ops.concat([packed, found.reshape(packed.shape[0], -1)], axis=1)
+
+    def _situation(self, rows: Sequence[Row], count: int, history: History | None) -> Situation:
+        may_end = None
+        if self._chooser.processors.bans_ends:
+            missing = [self.sampling.min_tokens - row.generated for row in rows]
+            if max(missing) > 0:
+                host = np.arange(count)[None, :] >= np.asarray(missing)[:, None]
+                may_end = self._ops.asarray(host, "bool")
+        numbers = None if self.sampling.greedy else self._uniforms(rows, count, CHOICE)
+        return Situation(numbers, may_end, history)
+
+    def _uniforms(self, rows: Sequence[Row], count: int, stream: int) -> Array:
+        """Uniforms (B, count) for the rows' next tokens: the position is that of the token."""
+        values = uniforms([r.request.seed for r in rows], [r.length for r in rows], count, stream)
         return self._ops.asarray(values.astype(np.float32), "float32")
 
     # delivery
 
-    def _deliver(self, first: int, given: Sequence[Sequence[int]], *, drafted: bool, whole: bool) -> list[Progress]:
+    def _deliver(
+        self, first: int, given: list[list[int]], logprobs: _Host, *, drafted: bool, whole: bool
+    ) -> list[Progress]:
         """Cut each row's tokens at its end, and let go of the rows that ended."""
         out = []
-        for row, tokens in zip(self._rows[first:], given, strict=True):
-            kept, finish = self._cut(row, tokens)
-            row.generated += len(kept)
-            row.length += len(kept)
-            cut = not whole or len(kept) < len(tokens)
-            out.append(Progress(row.key, kept, finish, None if cut else len(tokens) - 1, drafted))
+        limit = self.target.facts.context_limit
+        for i, tokens in enumerate(given, start=first):
+            row = self._rows[i]
+            kept, finish = row.cut(tokens, self.end_tokens, limit)
+            row.take(kept)
+            accepted = len(tokens) - 1 if whole and len(kept) == len(tokens) else None
+            state = self._state(i) if finish is not None else None
+            found = self._found(logprobs[i - first], kept)
+            out.append(Progress(row.key, tuple(kept), finish, accepted, drafted, found, state))
         self._release([i for i, p in enumerate(out, start=first) if p.finish is not None])
         return out
 
-    def _cut(self, row: _Row, tokens: Sequence[int]) -> tuple[tuple[int, ...], FinishReason | None]:
-        kept: list[int] = []
-        limit = self.target.facts.context_limit
-        for token in tokens:
-            kept.append(token)
-            if token in self.end_tokens:
-                return tuple(kept), "end"
-            if row.generated + len(kept) >= row.request.max_tokens:
-                return tuple(kept), "length"
-            if limit is not None and row.length + len(kept) >= limit:
-                return tuple(kept), "context"
-        return tuple(kept), None
+    def _found(self, packed: _Host, tokens: list[int]) -> tuple[TokenLogprob, ...] | None:
+        return None if self._logprobs is None else read_logprobs(packed.reshape(-1, 1 + 2 * self._logprobs), tokens)
 
-    def stop(self, key: int) -> None:
-        """End a live request (a stop string was met); unknown or finished keys are ignored."""
-        self._release([i for i, row in enumerate(self._rows) if row.key == key])
+    def _state(self, place: int) -> RowState | None:
+        """The state of a row that ends, cut to what belongs to its answer; None where it is not kept."""
+        row = self._rows[place]
+        if not row.request.keep:
+            return None
+        ids = [*row.request.ids, *row.answer]
+        committed = self.target.lengths[place]
+        if committed > len(ids):  # the end came in the middle of an accepted block
+            self.target.truncate(place, len(ids))
+        return self.target.export(place, ids[:committed])
+
+    def stop(self, key: int) -> RowState | None:
+        """End a live request (a stop string was met), and return its state if it is kept; other keys are ignored."""
+        for place, row in enumerate(self._rows):
+            if row.key == key:
+                with self._ops.no_grad():
+                    state = self._state(place)
+                    self._release([place])
+                return state
+        return None
 
     def close(self) -> None:
         """Let go of every row, so that the target is free for the next caller."""
@@ -284,14 +326,15 @@ class Decoder:
             index = self._ops.asarray(order)
             self._roots = self._ops.take(self._roots, index)
             self._features = self._ops.take(self._features, index)
+            self._history = None if self._history is None else self._history.rows(self._ops, index)
         else:
-            self._roots = self._features = None
+            self._roots = self._features = self._history = None
 
     # helpers
 
     def _most_slots(self) -> int:
         drafter, shape = self.drafter, self.shape
-        if drafter is None:
+        if drafter is None or shape is None:
             return 1
         most = 1 + drafter.candidates(shape) * drafter.depth(shape)
         return most if shape.nodes is None else min(shape.nodes, most)
@@ -310,10 +353,21 @@ class Decoder:
         return _UNTIMED if self.times is None else self._timed(name)
 
 
+_Host = np.ndarray[Any, Any]
 _UNTIMED: AbstractContextManager[None] = nullcontext()
 
 
-def _at_slots(ops: Ops, hidden: Array, slots: Array) -> Array:
-    """hidden (B, N, D) at one slot per row (B,): (B, D)."""
-    batch, width, size = hidden.shape
-    return ops.take(hidden.reshape(batch * width, size), ops.arange(batch) * width + slots)
+def _check_logprobs(count: int | None, vocabulary: int) -> None:
+    if count is None:
+        return
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= vocabulary:
+        raise InvalidArgument(
+            f"logprobs={count!r}: expected how many alternatives to report, 0 to {vocabulary}, or None for no "
+            "log-probabilities"
+        )
+
+
+def _at_slots(ops: Ops, x: Array, slots: Array) -> Array:
+    """x (B, N, D) at some slots of each row (B, S): (B, S, D)."""
+    batch, width, size = x.shape
+    return ops.take(x.reshape(batch * width, size), ops.arange(batch)[:, None] * width + slots)

@@ -1,6 +1,6 @@
 """The tensor protocol: all that the core asks of an array library.
 
-Native arrays keep their operators (`+ - * @ == < & | ~`), slicing with ints and slices,
+Native arrays keep their operators (`+ - * @ == < & | ~ << >>`), slicing with ints and slices,
 `None` axes, `.shape`, `.reshape` and `.sum(axis=…)`. `Ops` adds only what the libraries
 spell differently. Data-dependent shapes (boolean indexing, nonzero) and random numbers
 are left out on purpose: a step must be capturable, and uniforms come from the host.
@@ -69,7 +69,19 @@ class Ops(Protocol):
         Where an index stands more than once, one of its values wins; which one is not said.
         """
 
+    def scatter_add(self, x: Array, indices: Array, values: Array, axis: int) -> Array:
+        """A copy of x with values added at indices along `axis`; an index may stand more than once.
+
+        In whole numbers the sums are exact in any order, on every device.
+        """
+
     def where(self, condition: Array, a: Array | float, b: Array | float) -> Array: ...
+
+    def clip(self, x: Array, low: float, high: float) -> Array:
+        """x, no element below low or above high; of x's type."""
+
+    def bits(self, x: Array) -> Array:
+        """The bits of float32 numbers as int32: in the numbers' own order where none is negative."""
 
     # reductions and order
     def cumsum(self, x: Array, axis: int) -> Array:

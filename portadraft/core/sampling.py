@@ -1,133 +1,141 @@
-"""The target's choice at a position: argmax, or the inverse CDF at a uniform of that position.
+"""How the target chooses its tokens: the parameters, checked.
 
-The uniform depends on (row seed, absolute position) alone. So a choice does not depend on
-how many tokens were drafted or accepted around it, and a speculative run equals the plain
-run with the same seed. Plain and speculative steps call the same `choose`.
+What they do stands in `penalties` (bias, bans, penalties), `filters` (temperature, top-k, top-p,
+min-p) and `choice` (argmax or inverse CDF), in that order of application.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
-import numpy as np
-
-from portadraft.core.ops import Ops
-from portadraft.core.types import Array
+from portadraft.core.uniforms import philox as philox
+from portadraft.core.uniforms import row_seed as row_seed
+from portadraft.core.uniforms import uniforms as uniforms
 from portadraft.errors import InvalidArgument
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the target chooses.
+    """How the target chooses. The defaults are greedy decoding of the model as it is.
 
     temperature: 0 is greedy; above 0 the target's distribution at that temperature.
     seed: of the position-keyed uniforms; rows derive their own from it (`row_seed`).
+    top_k: keep the k likeliest tokens, and those as likely as the k-th; 0 keeps all.
+    top_p: keep the likeliest tokens until they hold this share of the probability, and those as
+        likely as the last of them; 1 keeps all. Of the distribution that top_k left.
+    min_p: keep tokens at least this share as likely as the likeliest; 0 keeps all.
+    repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt or
+        the answer so far (Keskar et al. 2019); 1 changes nothing.
+    presence_penalty: subtracted from the logits of tokens in the answer so far.
+    frequency_penalty: subtracted as often as the token stands in the answer so far.
+    logit_bias: added to the logits of these ids; -inf bans. Kept as pairs in order of id.
+    banned: ids that are never chosen.
+    min_tokens: end tokens are banned until the answer holds this many tokens.
+    Raises: InvalidArgument.
     """
 
     temperature: float = 0.0
     seed: int = 0
+    _: KW_ONLY
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    banned: Sequence[int] = ()
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if not (
-            isinstance(self.temperature, (int, float)) and math.isfinite(self.temperature) and self.temperature >= 0
-        ):
-            raise InvalidArgument(
-                f"temperature={self.temperature!r}: expected a finite number of at least 0 (0 is greedy)"
-            )
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
+        _number("temperature", self.temperature, 0, math.inf, "a finite number of at least 0 (0 is greedy)")
+        if not _is_integer(self.seed) or not 0 <= self.seed < 2**64:
             raise InvalidArgument(f"seed={self.seed!r}: expected an integer from 0 to 2**64 - 1")
+        _integer("top_k", self.top_k, "0 keeps every token")
+        _number("top_p", self.top_p, 0, 1, "a number above 0 and at most 1 (1 keeps every token)", open_low=True)
+        _number("min_p", self.min_p, 0, 1, "a number from 0 to 1 (0 keeps every token)")
+        _number(
+            "repetition_penalty",
+            self.repetition_penalty,
+            0,
+            math.inf,
+            "a finite number above 0 (1 changes nothing, above 1 discourages)",
+            open_low=True,
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            _number(name, getattr(self, name), -math.inf, math.inf, "a finite number (0 changes nothing)")
+        _integer("min_tokens", self.min_tokens, "0 lets an answer end at once")
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        object.__setattr__(self, "banned", _ids("banned", self.banned))
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether anything but temperature and filters is asked for."""
+        return bool(self.logit_bias or self.banned or self.min_tokens or self.needs_history)
 
-def choose(ops: Ops, logits: Array, temperature: float, uniforms: Array | None) -> Array:
-    """The target's token for each row.
+    @property
+    def needs_history(self) -> bool:
+        """Whether a choice depends on which tokens came before, other than through the model."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
-    logits: (B, V). uniforms: (B,) float32 in [0, 1), or None for greedy. Returns (B,) int32.
-    Greedy takes the lowest id among equals. Sampling takes the first id, in id order, whose
-    cumulative probability exceeds the uniform; the sum runs over blocks, so that its rounding
-    error stays that of a short sum.
-    """
-    if uniforms is None:
-        return ops.argmax(logits, axis=1)
-    batch, vocabulary = logits.shape
-    logits = ops.cast(logits, "float32")
-    # The maximum goes first: at a low temperature the quotients would overflow.
-    weights = ops.exp((logits - ops.max(logits, axis=1)[:, None]) / temperature)
-    block = max(1, math.isqrt(vocabulary))
-    blocks = -(-vocabulary // block)
-    padding = blocks * block - vocabulary
-    if padding:
-        weights = ops.concat([weights, ops.full((batch, padding), 0.0, "float32")], axis=1)
-    weights = weights.reshape(batch, blocks, block)
-    totals = weights.sum(axis=2)
-    sums = ops.cumsum(totals, axis=1)
-    aim = uniforms * sums[:, -1]
-    # The first block whose running sum exceeds the aim, else the last one that has any weight.
-    at_block = _first_above(ops, totals, sums, aim)
-    before = ops.gather(ops.concat([ops.full((batch, 1), 0.0, "float32"), sums], axis=1), at_block[:, None], axis=1)
-    inside = ops.take(weights.reshape(batch * blocks, block), ops.arange(batch) * blocks + at_block)
-    at = _first_above(ops, inside, ops.cumsum(inside, axis=1), aim - before[:, 0])
-    return at_block * block + at
+    def check_vocabulary(self, size: int) -> None:
+        """Raises: InvalidArgument where an id lies outside 0 … size-1, or nothing would be left to choose."""
+        bias = dict(self.logit_bias)
+        for name, ids in (("logit_bias", list(bias)), ("banned", list(self.banned))):
+            for token in ids:
+                if token >= size:
+                    raise InvalidArgument(f"{name}: token id {token} is outside the model's vocabulary 0…{size - 1}")
+        gone = set(self.banned) | {token for token, value in bias.items() if value == -math.inf}
+        if len(gone) >= size:
+            raise InvalidArgument(f"banned: all {size} tokens of the vocabulary; leave at least one to choose")
 
 
-def _first_above(ops: Ops, weights: Array, sums: Array, aim: Array) -> Array:
-    """The first index of each row with any weight and sums > aim; where rounding leaves none, the last with weight.
-
-    The weights are asked for as well, since a parallel device's running sums need not be monotone.
-    """
-    alive = weights > 0
-    above = alive & (sums > aim[:, None])
-    count = ops.cumsum(alive, axis=1)
-    return ops.where(ops.any(above, axis=1), ops.argmax(above, axis=1), ops.argmax(count == count[:, -1:], axis=1))
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
-def uniforms(
-    seeds: Sequence[int], positions: Sequence[int], count: int
-) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Uniforms in [0, 1) for rows of the given seeds at `count` positions from the given ones on.
-
-    Returns (B, count) float64 of 53 random bits each, from Philox 4x32 with 10 rounds
-    (Salmon et al. 2011), key = seed, counter = position. Pinned by test vectors: a change here
-    changes every sampled text.
-    """
-    if not seeds:
-        return np.zeros((0, count))
-    at = np.asarray(positions, dtype=np.uint64)[:, None] + np.arange(count, dtype=np.uint64)[None, :]
-    key = np.broadcast_to(np.asarray(seeds, dtype=np.uint64)[:, None], at.shape)
-    words = philox(at, key)
-    bits = (words[0].astype(np.uint64) << np.uint64(21)) | (words[1].astype(np.uint64) >> np.uint64(11))
-    out: np.ndarray[tuple[int, int], np.dtype[np.float64]] = bits.astype(np.float64) * 2.0**-53
-    return out
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def row_seed(seed: int, row: int) -> int:
-    """The seed of row `row` of a call with one seed; row 0 keeps the call's own."""
-    if row == 0:
-        return seed
-    words = philox(np.asarray([row], dtype=np.uint64), np.asarray([seed], dtype=np.uint64), stream=1)
-    return int(words[2][0]) << 32 | int(words[3][0])
+def _number(name: str, value: Any, low: float, high: float, expected: str, *, open_low: bool = False) -> None:
+    if not _is_number(value) or not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+        raise InvalidArgument(f"{name}={value!r}: expected {expected}")
 
 
-def philox(
-    counter: np.ndarray[tuple[int, ...], np.dtype[np.uint64]],
-    key: np.ndarray[tuple[int, ...], np.dtype[np.uint64]],
-    stream: int = 0,
-) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint64]], ...]:
-    """Philox 4x32-10: four words of 32 bits (as uint64) for each 64-bit counter and key.
+def _integer(name: str, value: Any, zero: str) -> None:
+    if not _is_integer(value) or value < 0:
+        raise InvalidArgument(f"{name}={value!r}: expected an integer of at least 0 ({zero})")
 
-    `stream` fills the counter's upper half, to keep uses apart.
-    """
-    low, wide = np.uint64(0xFFFFFFFF), np.uint64(32)
-    c0, c1 = counter & low, counter >> wide
-    c2, c3 = np.full_like(counter, stream & 0xFFFFFFFF), np.full_like(counter, stream >> 32)
-    k0, k1 = key & low, key >> wide
-    for _ in range(10):
-        left, right = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
-        c0, c1, c2, c3 = (right >> wide) ^ c1 ^ k0, right & low, (left >> wide) ^ c3 ^ k1, left & low
-        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
-    return c0, c1, c2, c3
+
+def _ids(name: str, values: Any) -> tuple[int, ...]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, set, frozenset)):
+        raise InvalidArgument(f"{name}={values!r}: expected token ids, such as [5, 17]")
+    for value in values:
+        if not _is_integer(value) or value < 0:
+            raise InvalidArgument(f"{name}: {value!r} is no token id; expected integers of at least 0")
+    return tuple(sorted(set(values)))
+
+
+def _bias(values: Any) -> tuple[tuple[int, float], ...]:
+    wrong = InvalidArgument(f"logit_bias={values!r}: expected a mapping from token ids to numbers, such as {{5: -2.0}}")
+    if not isinstance(values, (Mapping, tuple)):
+        raise wrong
+    try:
+        pairs = dict(values)
+    except (TypeError, ValueError):
+        raise wrong from None
+    _ids("logit_bias", list(pairs))
+    for token, value in pairs.items():
+        if not _is_number(value) or math.isnan(value) or value == math.inf:
+            raise InvalidArgument(
+                f"logit_bias: {value!r} for token {token}; expected a finite number, or -inf to ban the token"
+            )
+    return tuple(sorted((token, float(value)) for token, value in pairs.items()))

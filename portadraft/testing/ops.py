@@ -170,6 +170,42 @@ class OpsConformance:
         got = ops.to_numpy(ops.scatter(ops.full((1, 3), 0, "int32"), ops.asarray([[1, 1]]), ops.asarray([[5, 6]]), 1))
         assert got.tolist() in ([[0, 5, 0]], [[0, 6, 0]])
 
+    @pytest.mark.parametrize("axis", [0, 1, -1])
+    def test_scatter_add(self, ops: Ops, axis: int) -> None:
+        """An index that stands more than once adds more than once."""
+        index = np.asarray([[2, 0, 0], [1, 2, 2], [2, 0, 0]], dtype=np.int32)
+        for base, values in ((FLOATS[:, :3], FLOATS[:, 1:]), (INTS[:, :3], INTS[:, 1:])):
+            expected = base.copy()
+            for i in range(3):
+                for j in range(3):
+                    place = (index[i, j], j) if axis == 0 else (i, index[i, j])
+                    expected[place] += values[i, j]
+            x = _of(ops, base.copy())
+            _same(ops, ops.scatter_add(x, _of(ops, index), _of(ops, values.copy()), axis), expected)
+            _same(ops, x, base)  # x itself stays
+
+    def test_scatter_add_of_many_is_exact(self, ops: Ops) -> None:
+        generator = np.random.default_rng(0)
+        index = generator.integers(0, 7, (3, 20000)).astype(np.int32)
+        values = generator.integers(0, 50000, index.shape).astype(np.int32)
+        expected = np.stack([np.bincount(i, v, 7) for i, v in zip(index, values, strict=True)]).astype(np.int32)
+        _same(
+            ops, ops.scatter_add(ops.full((3, 7), 0, "int32"), _of(ops, index), _of(ops, values), 1), expected, "int32"
+        )
+
+    def test_clip(self, ops: Ops) -> None:
+        _same(ops, ops.clip(_of(ops, INTS), -1, 3), np.clip(INTS, -1, 3), "int32")
+        _same(ops, ops.clip(_of(ops, FLOATS), -2.5, 1.0), np.clip(FLOATS, -2.5, 1.0), "float32")
+        infinite = np.asarray([np.inf, -np.inf], dtype=np.float32)
+        _same(ops, ops.clip(_of(ops, infinite), 0, 5), np.asarray([5.0, 0.0]), "float32")
+
+    def test_bits(self, ops: Ops) -> None:
+        values = np.asarray([0.0, 2.0**-149, 1e-30, 0.1, 1.0, 2.0, np.inf], dtype=np.float32)
+        got = ops.bits(_of(ops, values))
+        _same(ops, got, values.view(np.int32), "int32")
+        assert (np.diff(ops.to_numpy(got)) > 0).all()
+        _same(ops, ops.bits(_of(ops, FLOATS)), FLOATS.view(np.int32), "int32")
+
     def test_where(self, ops: Ops) -> None:
         for values in (FLOATS, INTS, BOOLS):
             x, y = _of(ops, values), _of(ops, values[::-1].copy())
@@ -332,6 +368,8 @@ class OpsConformance:
             (x - 1, a - 1),
             (x * 3, a * 3),
             (x // 2, a // 2),
+            (x << 3, a << 3),
+            (x >> 1, a >> 1),
         ):
             _same(ops, got, expected, "int32")
         for is_so, so in ((x == y, a == b), (x < y, a < b), (x > 1, a > 1), (x >= y, a >= b)):

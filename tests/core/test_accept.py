@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from portadraft import backends
 from portadraft.core.accept import accept
-from portadraft.core.sampling import choose
+from portadraft.core.choice import Chooser, Situation
+from portadraft.core.sampling import Sampling
 from portadraft.core.tree import root_only
 from portadraft.testing import Tree, pack_tree, random_tree
 
@@ -22,6 +23,14 @@ def ops(request):
     if missing:
         pytest.skip(f"{request.param}: {', '.join(missing)} not installed")
     return backends.make_ops(request.param)
+
+
+def verdict_of(ops, packed, logits, temperature=0.0, numbers=None):
+    numbers = None if numbers is None else ops.asarray(numbers, "float32")
+    chooser = Chooser(ops, Sampling(temperature), V)
+    verdict, history = accept(ops, packed, ops.asarray(logits, "float32"), chooser, Situation(numbers))
+    assert history is None
+    return verdict
 
 
 def plain_walk(tree, choices):
@@ -48,8 +57,8 @@ def test_accept_equals_the_plain_walk(ops, seed, rows, most, sampled):
             if generator.random() < 0.6:
                 logits[b, tree.parents[slot], tree.tokens[slot]] = 9.0 + generator.random()
     numbers = generator.random((rows, packed.length + 1)).astype(np.float32) if sampled else None
-    native = None if numbers is None else ops.asarray(numbers, "float32")
-    verdict = accept(ops, packed, ops.asarray(logits, "float32"), 0.9 if sampled else 0.0, native)
+    temperature = 0.9 if sampled else 0.0
+    verdict = verdict_of(ops, packed, logits, temperature, numbers)
     tokens, counts, slots = (ops.to_numpy(x) for x in (verdict.tokens, verdict.counts, verdict.slots))
     assert tokens.shape == slots.shape == (rows, packed.length + 1)
     assert tokens.dtype == counts.dtype == slots.dtype == np.int32
@@ -57,17 +66,16 @@ def test_accept_equals_the_plain_walk(ops, seed, rows, most, sampled):
     for b, tree in enumerate(trees):
 
         def choice(slot, depth, b=b):
-            number = None if numbers is None else ops.asarray(numbers[b : b + 1, depth], "float32")
+            number = None if numbers is None else ops.asarray(numbers[b : b + 1], "float32")
             at = ops.asarray(logits[b : b + 1, slot], "float32")
-            return int(ops.to_numpy(choose(ops, at, 0.9 if sampled else 0.0, number))[0])
+            chooser = Chooser(ops, Sampling(temperature), V)
+            return int(ops.to_numpy(chooser.choose(at, Situation(number), depth, None))[0])
 
         path_tokens, path_slots = plain_walk(tree, choice)
         count = len(path_tokens)
         assert counts[b] == count
         assert tokens[b, :count].tolist() == path_tokens
         assert slots[b, :count].tolist() == path_slots
-        if not sampled:
-            assert (tokens[b, count:] == path_tokens[-1]).all()
         assert (slots[b, count:] == path_slots[-1]).all()
 
 
@@ -79,7 +87,7 @@ def test_every_count_occurs(ops):
         for slot in range(4):
             agrees = slot < b and slot < 3
             logits[b, slot, chain.tokens[slot + 1] if agrees else 0] = 1.0
-    verdict = accept(ops, packed, ops.asarray(logits, "float32"))
+    verdict = verdict_of(ops, packed, logits)
     assert ops.to_numpy(verdict.counts).tolist() == [1, 2, 3, 4]
 
 
@@ -88,14 +96,14 @@ def test_a_dead_slot_is_no_child(ops):
     packed = pack_tree(ops, [Tree((1, 2), (0, 0))], slots=5)
     logits = np.zeros((1, 5, V), dtype=np.float32)
     logits[0, :, 0] = 1.0
-    verdict = accept(ops, packed, ops.asarray(logits, "float32"))
+    verdict = verdict_of(ops, packed, logits)
     assert ops.to_numpy(verdict.counts).tolist() == [1]
     assert ops.to_numpy(verdict.tokens)[0, 0] == 0
 
 
 def test_the_root_alone(ops):
     logits = np.asarray([[[0, 3, 1, 0, 0]], [[0, 0, 0, 0, 2]]], dtype=np.float32)
-    verdict = accept(ops, root_only(ops, ops.asarray([1, 2])), ops.asarray(logits, "float32"))
+    verdict = verdict_of(ops, root_only(ops, ops.asarray([1, 2])), logits)
     assert ops.to_numpy(verdict.tokens).tolist() == [[1], [4]]
     assert ops.to_numpy(verdict.counts).tolist() == [1, 1]
     assert ops.to_numpy(verdict.slots).tolist() == [[0], [0]]
@@ -105,5 +113,5 @@ def test_ties_go_to_the_lowest_id(ops):
     packed = pack_tree(ops, [Tree((0, 3, 1), (0, 0, 0))])
     logits = np.zeros((1, 3, V), dtype=np.float32)
     logits[0, 0, [1, 3]] = 1.0
-    verdict = accept(ops, packed, ops.asarray(logits, "float32"))
+    verdict = verdict_of(ops, packed, logits)
     assert ops.to_numpy(verdict.slots)[0, 1] == 2

@@ -71,6 +71,19 @@ class NumpyOps:
         np.put_along_axis(out, indices, values, axis=axis)
         return out
 
+    def scatter_add(self, x: Array, indices: Array, values: Array, axis: int) -> Array:
+        out = np.array(x)
+        places: list[Array] = list(np.indices(indices.shape, sparse=True))
+        places[axis] = indices
+        np.add.at(out, tuple(places), values)
+        return out
+
+    def clip(self, x: Array, low: float, high: float) -> Array:
+        return np.asarray(np.clip(x, low, high))
+
+    def bits(self, x: Array) -> Array:
+        return np.ascontiguousarray(x).view(np.int32)
+
     def where(self, condition: Array, a: Any, b: Any) -> Array:
         # A Python number takes the other branch's type, as in torch and mlx.
         if not isinstance(a, np.ndarray) and isinstance(b, np.ndarray):

@@ -6,6 +6,7 @@ some devices take no int32.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from portadraft.backends.torch.graphs import Graphs
 from portadraft.errors import InvalidArgument
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,6 +49,9 @@ class TorchOps:
     def __init__(self, device: str | torch.device = "cpu") -> None:
         self.torch_device = torch.device(device)
         self.device = str(self.torch_device)
+        self.graphs: Graphs | None = None
+        """What `compile` captures with; a target on CUDA sets it."""
+        self._names = itertools.count()
 
     @property
     def careful(self) -> bool:
@@ -110,6 +115,18 @@ class TorchOps:
             indices, values = indices.contiguous(), values.contiguous()
         return x.scatter(axis, indices.long(), values)
 
+    def scatter_add(self, x: Tensor, indices: Tensor, values: Tensor, axis: int) -> Tensor:
+        values = values.expand(indices.shape)
+        if self.careful:
+            indices, values = indices.contiguous(), values.contiguous()
+        return x.scatter_add(axis, indices.long(), values)
+
+    def clip(self, x: Tensor, low: float, high: float) -> Tensor:
+        return x.clamp(low, high)
+
+    def bits(self, x: Tensor) -> Tensor:
+        return x.view(torch.int32)
+
     def where(self, condition: Tensor, a: Any, b: Any) -> Tensor:
         return torch.where(condition, a, b)
 
@@ -159,8 +176,16 @@ class TorchOps:
         return torch.nn.functional.linear(x, weight, bias)
 
     def compile(self, function: F) -> F:
-        # Eager on purpose: torch.compile needs a C++ compiler at run time, and starts slowly.
-        return function
+        # Never torch.compile: it needs a C++ compiler at run time, and starts slowly.
+        if self.graphs is None:
+            return function
+        graphs, key = self.graphs, next(self._names)
+        name = getattr(function, "__name__", "function").strip("_")
+
+        def run(*inputs: Any) -> Any:
+            return graphs.run(name, key, function, inputs)
+
+        return run  # type: ignore[return-value]
 
     def no_grad(self) -> AbstractContextManager[Any]:
         # Not inference_mode: tensors made in it could never be trained on.
@@ -179,8 +204,20 @@ class TorchOps:
         x = x.detach()
         if x.dtype in (torch.float16, torch.bfloat16):
             x = x.float()
+        if x.device.type == "cuda":
+            # Into pinned memory: the copy is queued behind the kernels, and the host waits for it alone.
+            host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+            torch.cuda.current_stream(x.device).synchronize()
+            return host.numpy().copy()
         array: np.ndarray[Any, Any] = x.cpu().numpy()
         return array
+
+
+def to_device(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Host numbers as an int64 array on the device; on CUDA without waiting for what runs there."""
+    if device.type != "cuda":
+        return torch.tensor(numbers, dtype=torch.int64, device=device)
+    return torch.tensor(numbers, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
 
 
 def _but(shape: Sequence[int], axis: int) -> list[int]:

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from portadraft import backends
-from portadraft.core.sampling import Sampling, choose, philox, row_seed, uniforms
-from portadraft.errors import InvalidArgument
+from portadraft.core.choice import Chooser, Situation
+from portadraft.core.sampling import Sampling
+from portadraft.core.uniforms import COIN, DRAFT, philox, row_seed, uniforms
 
 
 @pytest.fixture(scope="module", params=sorted(backends.REGISTRY))
@@ -99,16 +100,10 @@ def test_row_seeds():
     assert seeds[3] == words[2] << 32 | words[3]
 
 
-@pytest.mark.parametrize("bad", [{"temperature": -0.1}, {"temperature": float("nan")}, {"temperature": float("inf")}])
-def test_bad_temperature(bad):
-    with pytest.raises(InvalidArgument, match="temperature="):
-        Sampling(**bad)
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64, True, 1.5])
-def test_bad_seed(seed):
-    with pytest.raises(InvalidArgument, match="seed="):
-        Sampling(seed=seed)
+def test_streams_are_apart():
+    assert len({uniforms([3], [9], 1, stream)[0, 0] for stream in (0, DRAFT, COIN)}) == 3
+    words = plain_philox([9, 0, DRAFT, 0], [3, 0])
+    assert uniforms([3], [9], 1, DRAFT)[0, 0] == ((words[0] << 21) | (words[1] >> 11)) / 2**53
 
 
 # the choice
@@ -116,8 +111,9 @@ def test_bad_seed(seed):
 
 def chosen(ops, logits, temperature=0.0, numbers=None):
     logits = ops.asarray(np.asarray(logits, dtype=np.float32), "float32")
-    numbers = None if numbers is None else ops.asarray(np.asarray(numbers, dtype=np.float32), "float32")
-    got = choose(ops, logits, temperature, numbers)
+    numbers = None if numbers is None else ops.asarray(np.asarray(numbers, dtype=np.float32)[:, None], "float32")
+    chooser = Chooser(ops, Sampling(temperature), logits.shape[1])
+    got = chooser.choose(logits, Situation(numbers), 0, None)
     assert ops.dtype(got) == "int32"
     return ops.to_numpy(got).tolist()
 
