@@ -1,37 +1,27 @@
-"""Tokens per step of a recurrent drafter without running the target: replay over recorded generations.
+"""Tokens per step of a few shapes of a recurrent drafter, without running the target, as training asks for it.
 
 A recording holds the target's own answer and the features it had there, so what a step would
 accept at any root is known from the drafter's search alone. Decoding visits only some of the
 roots: after a tokens were accepted at t, the next root is t + a + 1. Replay follows that
 chain; averaging over all positions would be biased, since steps start where guesses failed.
+The whole grid of shapes, for any drafter, is `portadraft.tuner.acceptance`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from portadraft.core.beam import beam_search
 from portadraft.core.ops import Ops
 from portadraft.core.recurrent import RecurrentConfig
 from portadraft.core.tree import pack_beam
 from portadraft.core.types import Array, BeamShape, PackedBeam
+from portadraft.tuner.recordings import Recording
 
-
-@dataclass(frozen=True)
-class Recording:
-    """One generation: its n tokens, and the n - 1 or more features that chose them.
-
-    tokens: the answer's ids, (n,) int32. hidden: hidden[t] is the feature from which tokens[t]
-    was chosen (so hidden[0] stands at the prompt's last token), (≥ n, D), any array `ops.asarray` takes.
-    """
-
-    tokens: NDArray[np.int32]
-    hidden: Any
+__all__ = ["Recording", "Replay", "matched", "replay"]
 
 
 @dataclass(frozen=True)

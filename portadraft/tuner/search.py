@@ -1,0 +1,372 @@
+"""Where the rest of the time budget goes: shapes that may be best are measured, until one is known to be.
+
+A Gaussian process (scikit-optimize's) models log(measured ÷ predicted step cost), so that it starts
+from the prediction and learns where that is off; noise is known from repeats. The acquisition,
+expected improvement of log tokens per second, is evaluated over the whole enumerated grid.
+Plain decoding is measured in every round and is always a candidate. The winner is scored on
+rounds that did not select it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from portadraft.core.types import BeamShape
+from portadraft.errors import MissingDependency
+from portadraft.tuner.grid import ALL
+from portadraft.tuner.machine import Machine, is_out_of_memory
+from portadraft.tuner.measure import Disturbance
+from portadraft.tuner.predict import Prediction
+
+STEPS = 4
+"""Steps of a shape in a turn."""
+SCORE_ROUNDS = 5
+_LEAST_NOISE = 0.01
+_CANDIDATES = 150
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One turn of a shape within a round.
+
+    ratio: log(measured ÷ predicted step cost), the same of plain decoding in that round taken off. step_ms: mean of the
+    turn; plain_ms: of plain decoding in that round. tokens_per_s: over all rows, as it went (the acceptance is that of
+    a few steps only).
+    """
+
+    shape: BeamShape | None
+    round: int
+    phase: Literal["search", "score"]
+    ratio: float
+    step_ms: float
+    plain_ms: float
+    tokens_per_s: float
+    disturbed: bool = False
+
+
+@dataclass
+class Result:
+    """What was found at one batch size.
+
+    shape: None where plain decoding wins. tokens_per_s: of replayed acceptance at the measured step cost; plain and
+    the spread (half the interquartile range ÷ median) from the scoring rounds. interrupted: by Ctrl-C; the best so far.
+    """
+
+    batch: int
+    shape: BeamShape | None
+    tokens_per_s: float
+    plain_tokens_per_s: float
+    spread: float
+    tokens_per_step: float
+    prediction: Prediction
+    measured: list[Measured] = field(default_factory=list)
+    too_large: int | None = None
+    disturbed: bool = False
+    interrupted: bool = False
+    seconds: float = 0.0
+    corrected: NDArray[np.float64] | None = None
+
+    @property
+    def speedup(self) -> float:
+        return self.tokens_per_s / self.plain_tokens_per_s
+
+
+class Model:
+    """log(measured ÷ predicted) over the grid, from a handful of noisy points."""
+
+    def __init__(self, shapes: Sequence[BeamShape], most: int) -> None:
+        self._points = np.array([_features(s, most) for s in shapes])
+        self._index = {s: i for i, s in enumerate(shapes)}
+
+    def posterior(self, measured: Sequence[Measured]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and standard deviation at every shape. Without a measurement: 0, and what predictions are worth."""
+        by_shape: dict[BeamShape, list[float]] = {}
+        for m in measured:
+            if m.shape is not None and m.shape in self._index and not m.disturbed:
+                by_shape.setdefault(m.shape, []).append(m.ratio)
+        n = len(self._points)
+        if not by_shape:
+            return np.zeros(n), np.full(n, 0.1)
+        noise = _noise(list(by_shape.values()))
+        x = np.array([self._points[self._index[s]] for s in by_shape])
+        y = np.array([statistics.median(v) for v in by_shape.values()])
+        variance = np.array([noise**2 / len(v) for v in by_shape.values()])
+        process = _process(variance, x.shape[1])
+        centre = float(np.mean(y)) * len(y) / (len(y) + 1.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # bounds of length scales that a few points do not settle
+            process.fit(x, y - centre)
+            mean, deviation = process.predict(self._points, return_std=True)
+        return np.asarray(mean) + centre, np.maximum(np.asarray(deviation), 1e-6)
+
+
+def load_process() -> None:
+    """Import what the search needs now, before a clock runs. Raises: MissingDependency."""
+    _process(np.array([1e-4]), 3)
+
+
+def _process(variance: NDArray[np.float64], dimensions: int) -> Any:
+    try:
+        from skopt.learning import GaussianProcessRegressor
+        from skopt.learning.gaussian_process.kernels import ConstantKernel, Matern
+    except ImportError:
+        raise MissingDependency(
+            "the tuner's search needs scikit-optimize: pip install 'portadraft[tune]', or tune with --predict-only"
+        ) from None
+    kernel = ConstantKernel(0.05**2, (0.005**2, 0.5**2)) * Matern([1.0] * dimensions, [(0.2, 5.0)] * dimensions, nu=2.5)
+    return GaussianProcessRegressor(
+        kernel=kernel, alpha=variance, noise=None, normalize_y=False, n_restarts_optimizer=0, random_state=0
+    )
+
+
+def _features(shape: BeamShape, most: int) -> tuple[float, float, float]:
+    slots = min(shape.nodes or most, 1 + shape.width * shape.length)
+    return math.log2(shape.width) / 2, shape.length / 4, math.log2(slots) / 2
+
+
+def _noise(groups: Sequence[Sequence[float]]) -> float:
+    """The standard deviation of one turn, pooled over shapes that were measured again."""
+    squares, count = 0.0, 0
+    for values in groups:
+        mean = statistics.fmean(values)
+        squares += sum((v - mean) ** 2 for v in values)
+        count += len(values) - 1
+    pooled = math.sqrt((squares + 4 * 0.02**2) / (count + 4))  # starts from 2 %
+    return max(pooled, _LEAST_NOISE)
+
+
+def expected_improvement(mean: NDArray[np.float64], deviation: NDArray[np.float64], best: float) -> NDArray[np.float64]:
+    """Of log tokens per second over the best known."""
+    z = (mean - best) / deviation
+    normal = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    below = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in z])
+    gain: NDArray[np.float64] = (mean - best) * below + deviation * normal
+    return gain
+
+
+@dataclass
+class Search:
+    """One batch size's search on a machine. Run `run` once."""
+
+    machine: Machine
+    prediction: Prediction
+    seconds: float
+    clock: Callable[[], float] = time.perf_counter
+    disturbance: Disturbance = field(default_factory=Disturbance)
+    report: Callable[[str], None] = lambda text: None
+    measured: list[Measured] = field(default_factory=list)
+    too_large: int | None = None
+    _round: int = 0
+    _known: tuple[int, NDArray[np.float64], NDArray[np.float64]] | None = None
+    _turns: list[float] = field(default_factory=list)
+
+    def run(self, exhaustive: bool = False) -> Result:
+        """Search, choose, score. Ctrl-C keeps what was found so far."""
+        start = self.clock()
+        end = start + self.seconds
+        shapes = self.prediction.distinct()[: None if exhaustive else _CANDIDATES]
+        most = max((self.prediction.table.kind.slots(s, True) for s in shapes), default=1)
+        self._model = Model(shapes, most)
+        interrupted, chosen = False, None
+        try:
+            if exhaustive:
+                self._measure_all(shapes)
+            else:
+                self._search(shapes, end)
+            chosen = self._choose(shapes)
+            self._score([chosen], end, exhaustive)
+        except KeyboardInterrupt:
+            interrupted = True
+            chosen = self._choose(shapes)
+        return self._result(chosen, shapes, start, interrupted)
+
+    # choosing
+
+    def _posterior(self, shapes: Sequence[BeamShape]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """log tokens per second relative to plain decoding: mean and deviation at every shape."""
+        if self._known is None or self._known[0] != len(self.measured):
+            prior = np.array([math.log(self.prediction.of(s) / self.prediction.plain_tokens_per_s) for s in shapes])
+            mean, deviation = self._model.posterior(self.measured)
+            self._known = len(self.measured), prior - mean, deviation
+        return self._known[1], self._known[2]
+
+    def _fitting(self, shapes: Sequence[BeamShape]) -> NDArray[np.bool_]:
+        kind = self.prediction.table.kind
+        return np.array([self.too_large is None or kind.slots(s, True) < self.too_large for s in shapes])
+
+    def _search(self, shapes: Sequence[BeamShape], end: float) -> None:
+        first = shapes[:4]
+        while shapes and self.clock() + self._scoring() < end:
+            fitting = self._fitting(shapes)
+            if not fitting.any():
+                return
+            mean, deviation = self._posterior(shapes)
+            best = max(0.0, float(mean[fitting].max()))  # 0 is plain decoding
+            gain = np.where(fitting, expected_improvement(mean, deviation, best), -1.0)
+            if first:
+                wanted, first = list(first), ()
+            else:
+                wanted = [shapes[i] for i in np.argsort(-gain)[:2] if gain[i] >= 0]
+                top = shapes[int(np.where(fitting, mean, -np.inf).argmax())]
+                if top not in wanted:
+                    wanted.append(top)
+            self._measure(wanted, "search")
+            champion = self._choose(shapes)
+            self.report(f"best so far {_name(champion)}: {self._estimate(champion, shapes):.1f} tokens/s")
+
+    def _scoring(self) -> float:
+        """Seconds to keep for the scoring rounds."""
+        if not self._turns:
+            return 0.0
+        return (SCORE_ROUNDS + 1) * 2 * max(statistics.median(self._turns), 1e-4) * 1.2
+
+    def _choose(self, shapes: Sequence[BeamShape]) -> BeamShape | None:
+        """The best by the posterior mean among shapes that were measured; None: plain."""
+        if not shapes:
+            return None
+        mean, _ = self._posterior(shapes)
+        tried = {m.shape for m in self.measured}
+        allowed = [i for i, s in enumerate(shapes) if s in tried and self._fitting([s])[0]]
+        if not allowed and not self.measured:
+            return self.prediction.best()
+        best = max(allowed, key=lambda i: mean[i], default=None)
+        return shapes[best] if best is not None and mean[best] > 0 else None
+
+    def _estimate(self, shape: BeamShape | None, shapes: Sequence[BeamShape]) -> float:
+        plain = [m.plain_ms for m in self.measured if not m.disturbed]
+        rate = self.machine.batch * 1000 / statistics.median(plain) if plain else self.prediction.plain_tokens_per_s
+        if shape is None:
+            return rate
+        return rate * math.exp(float(self._posterior(shapes)[0][list(shapes).index(shape)]))
+
+    # measuring
+
+    def _measure_all(self, shapes: Sequence[BeamShape]) -> None:
+        for turn in range(2):
+            for i in range(0, len(shapes), 6):
+                self._measure([s for s in shapes[i : i + 6] if self._fitting([s])[0]], "search")
+                self.report(f"exhaustive, turn {turn + 1}: {i} of {len(shapes)}")
+
+    def _score(self, chosen: Sequence[BeamShape | None], end: float, all_rounds: bool) -> None:
+        wanted = [s for s in chosen if s is not None]
+        for n in range(SCORE_ROUNDS):
+            took = max(statistics.median(self._turns), 1e-4) * (len(wanted) + 1) if self._turns else 0.0
+            if n and not all_rounds and self.clock() + took > end:
+                return
+            self._measure(wanted, "score")
+
+    def _measure(self, shapes: Sequence[BeamShape], phase: Literal["search", "score"]) -> None:
+        """One round: plain and every shape take turns, the order flips; a disturbed round is repeated once."""
+        for attempt in range(2):
+            done, disturbed = self._one_round(shapes, phase)
+            self.measured.extend(done)
+            if not disturbed:
+                return
+            self.report("the machine is busy: " + ("repeating the round" if attempt == 0 else "kept with a mark"))
+
+    def _one_round(self, shapes: Sequence[BeamShape], phase: Literal["search", "score"]) -> tuple[list[Measured], bool]:
+        self._round += 1
+        order: list[BeamShape | None] = [None, *shapes]
+        if self._round % 2 == 0:
+            order.reverse()
+        chunks: dict[BeamShape | None, tuple[float, float, float]] = {}
+        plain: list[float] = []
+        self.disturbance.begin()
+        for shape in order:
+            self.report(f"trying {_name(shape)}")
+            start = self.clock()
+            try:
+                chunk = self.machine.steps(shape, STEPS)
+            except Exception as error:
+                if shape is None or not is_out_of_memory(error):
+                    raise
+                slots = self.prediction.table.kind.slots(shape, True)
+                self.too_large = slots if self.too_large is None else min(self.too_large, slots)
+                continue
+            self._turns.append(self.clock() - start)
+            if shape is None:
+                plain = list(chunk.ms)
+            ratio = _trimmed([ms / self._expected(shape, n) for ms, n in zip(chunk.ms, chunk.slots, strict=True)])
+            chunks[shape] = ratio, statistics.fmean(chunk.ms), chunk.tokens * 1000 / sum(chunk.ms)
+        disturbed = self.disturbance.end(plain)
+        base, plain_ms = chunks[None][0], _trimmed(plain)
+        return [
+            Measured(s, self._round, phase, math.log(ratio / base), ms, plain_ms, rate, disturbed)
+            for s, (ratio, ms, rate) in chunks.items()
+        ], disturbed
+
+    def _expected(self, shape: BeamShape | None, slots: int) -> float:
+        """The predicted milliseconds of a step of which the slots are known."""
+        costs = self.prediction.costs
+        return costs.plain_ms if shape is None else costs.seen_ms(self.prediction.table.kind, shape, slots)
+
+    # the result
+
+    def _result(self, chosen: BeamShape | None, shapes: Sequence[BeamShape], start: float, interrupted: bool) -> Result:
+        scored = [m for m in self.measured if m.phase == "score"]
+        everything = scored or self.measured
+        clean = [m for m in everything if not m.disturbed] or everything
+        base = [m.plain_ms for m in clean if m.shape is None]
+        plain = self.machine.batch * 1000 / statistics.median(base) if base else self.prediction.plain_tokens_per_s
+        mine = [m for m in clean if m.shape == chosen]
+        tokens = (
+            1.0 if chosen is None else float(self.prediction.tokens_per_step[self.prediction.table.grid.index(chosen)])
+        )
+        # Against plain decoding within each round, so that drift between rounds does not count.
+        gain = self.prediction.of(chosen) / self.prediction.plain_tokens_per_s
+        rates = [plain * gain * math.exp(-m.ratio) for m in mine]
+        rate = statistics.median(rates) if rates else plain * gain
+        if chosen is not None and rates and rate <= plain and not interrupted:
+            chosen, rate, tokens = None, plain, 1.0  # the scoring rounds say otherwise than the search
+        corrected = None
+        if shapes and self.measured:
+            corrected = np.full(self.prediction.table.grid.size, np.nan)
+            mean, _ = self._posterior(shapes)
+            for shape, value in zip(shapes, mean, strict=True):
+                corrected[self.prediction.table.grid.index(shape)] = plain * math.exp(value)
+        return Result(
+            self.machine.batch,
+            chosen,
+            rate,
+            plain,
+            _spread(rates),
+            tokens,
+            self.prediction,
+            self.measured,
+            self.too_large,
+            bool(everything) and statistics.fmean(m.disturbed for m in everything) > 0.25,
+            interrupted,
+            self.clock() - start,
+            corrected,
+        )
+
+
+def _trimmed(values: Sequence[float]) -> float:
+    """The mean without the slowest of the turn, if there are enough: one hiccup is no cost of the shape."""
+    ordered = sorted(values)
+    return statistics.fmean(ordered[:-1] if len(ordered) > 3 and ordered[-1] > 1.3 * ordered[-2] else ordered)
+
+
+def _spread(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / 2 / statistics.median(values)
+
+
+def _name(shape: BeamShape | None) -> str:
+    if shape is None:
+        return "plain decoding"
+    return f"{shape.width}x{shape.length}" + (f", {shape.nodes} slots" if shape.nodes else "")
+
+
+__all__ = ["ALL", "Measured", "Model", "Result", "Search", "expected_improvement", "load_process"]
