@@ -44,6 +44,21 @@ def _torch(device: str = "cpu", **changes: Any) -> Target:
     return target
 
 
+def _static(target: Any) -> Target:
+    """The same model with passes of static shapes, captured on a tape as CUDA would capture them."""
+    from portadraft.backends.torch.cache import RowCache
+    from portadraft.backends.torch.graphs import Graphs
+    from portadraft.backends.torch.target import TorchTarget
+    from tests.torch_backend.tape import Tape
+
+    class CommitsAsOnCuda(RowCache):
+        one_by_one = property(lambda self: False)  # type: ignore[assignment]
+
+    static = TorchTarget(target.model, graphs=Graphs(Tape()))
+    static.cache.__class__ = CommitsAsOnCuda
+    return static
+
+
 def _mlx(**changes: Any) -> Target:
     missing = backends.REGISTRY["mlx"].missing()
     if missing:
@@ -61,6 +76,7 @@ _TARGETS = {
     "torch": lambda: _torch(),
     "torch-tied": lambda: _torch(tie_word_embeddings=True),
     "torch-sliding": lambda: _torch(sliding_window=6),
+    "torch-static": lambda: _static(_torch()),
     "mlx": lambda: _mlx(tie_word_embeddings=False),
     "mlx-tied": lambda: _mlx(tie_word_embeddings=True),
     "torch-cuda": lambda: _torch("cuda"),

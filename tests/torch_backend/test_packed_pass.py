@@ -218,11 +218,11 @@ def test_control_wrong_mask(ragged: Any) -> None:
 @pytest.mark.parametrize("window", [WINDOW - 1, WINDOW + 1])
 def test_control_window_off_by_one(ragged: Any, window: int) -> None:
     model, target, texts, packed = ragged
-    target._own.config.sliding_window = window
+    target._forward.own.config.sliding_window = window
     try:
         verified = target.verify(packed)
     finally:
-        target._own.config.sliding_window = WINDOW
+        target._forward.own.config.sliding_window = WINDOW
     assert worst(model, texts, packed, verified) > WRONG
 
 
@@ -243,7 +243,7 @@ def _without_gap(self: Any, function: Any, plain: bool) -> torch.Tensor:
 def test_control_keys_not_moved(ragged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, target, texts, packed = ragged
 
-    def count_only(self: RowCache, bases: Any, counts: list[int], slots: Any, index: Any) -> None:
+    def count_only(self: RowCache, bases: Any, counts: list[int], *rest: Any) -> None:
         self.lengths[:] = [n + c for n, c in zip(self.lengths, counts, strict=True)]
 
     monkeypatch.setattr(RowCache, "move", count_only)

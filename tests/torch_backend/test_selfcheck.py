@@ -88,7 +88,7 @@ def test_control_window_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_control_commit_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def count_only(self: RowCache, bases: Any, counts: list[int], slots: Any, index: Any) -> None:
+    def count_only(self: RowCache, bases: Any, counts: list[int], *rest: Any) -> None:
         self.lengths[:] = [n + c for n, c in zip(self.lengths, counts, strict=True)]
 
     monkeypatch.setattr(RowCache, "move", count_only)

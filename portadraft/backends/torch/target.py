@@ -1,29 +1,31 @@
 """The target protocol for unmodified Hugging Face causal language models.
 
-The model's own forward runs, with our cache, explicit position ids and our attention; its
-features are what its LM head reads, caught by a hook that lives for the length of the call.
+Rows, prompts, trees and commits; the model's own forward stands in `passes`. On CUDA passes have
+static shapes and are captured (see `graphs`).
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from portadraft.backends.torch.attention import Pass, active, use_our_attention
-from portadraft.backends.torch.cache import ProbeCache, RowCache
-from portadraft.backends.torch.limits import UNLIMITED, rotary_limit
-from portadraft.backends.torch.ops import NAMES, TorchOps
+from portadraft.backends.torch.graphs import ENVIRONMENT, Graphs, context_bucket, default_graphs
+from portadraft.backends.torch.limits import UNLIMITED
+from portadraft.backends.torch.ops import NAMES, TorchOps, to_device
+from portadraft.backends.torch.passes import Forward, causal
 from portadraft.core.admission import check_export, check_known, check_prompts
 from portadraft.core.target import Known, RowState, TargetFacts
 from portadraft.core.types import PackedBeam, Verdict, Verified
 from portadraft.errors import InvalidArgument, UnsupportedModel
 
 PREFILL_CHUNK = 512
+PASS = "pass"
+"""The name under which passes are captured."""
+SLOTS = 128
+"""Slots of a pass for which a cache with static contexts has room from the start."""
 
 
 class _Native(NamedTuple):
@@ -39,72 +41,63 @@ class TorchTarget:
     """A loaded Hugging Face causal LM as a target; see `portadraft.core.target.Target`.
 
     model: in evaluation mode; it is not modified, and works as before between our calls.
-    identity: (architecture_id, weights_id); strict: check mask functions on the way (slow).
+    identity: (architecture_id, weights_id); strict: check mask functions on the way (slow);
+    graphs: what captures passes, None for none; "auto" is CUDA graphs on CUDA.
     Raises: UnsupportedModel where the model cannot run through our cache and attention.
     """
 
-    def __init__(self, model: Any, *, identity: tuple[str, str] = ("", ""), strict: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        identity: tuple[str, str] = ("", ""),
+        strict: bool = False,
+        graphs: Graphs | Literal["auto"] | None = "auto",
+    ) -> None:
         self.model = model
-        self.strict = strict
         if model.training:
             raise InvalidArgument("model.training=True: expected evaluation mode; call model.eval() first")
         self.ops = TorchOps(model.device)
         self._device = self.ops.torch_device
-        self._own = _own_copy(model)
-        self._head = self._own.get_output_embeddings()
-        if self._head is None:
-            raise unsupported(model, "it names no output embeddings (LM head)")
-        parameters = inspect.signature(model.forward).parameters
-        names = [n for n in ("cache", "past_key_values") if n in parameters]
-        if not names:
-            raise unsupported(model, "its forward takes no key-value cache (a recurrent model?)")
-        if "position_ids" not in parameters:
-            raise unsupported(model, "its forward takes no position_ids (ALiBi, or learned positions by cache length)")
-        self._cache_name = names[0]
-        self._keep_last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
-        text = model.config.get_text_config()
+        self._graphs = default_graphs(self._device) if graphs == "auto" else graphs
+        self.ops.graphs = self._graphs
         try:
-            self._limit = rotary_limit(self._own)
-            self._probe(int(text.num_hidden_layers))
+            self._forward = Forward(model, strict=strict)
         except UnsupportedModel as error:
             raise unsupported(model, str(error)) from error
+        self.cache, self._limit = self._forward.cache, self._forward.limit
         # Tokens of each row, kept only where a rotary switch may make us compute a row again.
         self._ids = torch.zeros((0, 0), dtype=torch.int64, device=self._device)
         self._beyond: list[bool] = []
         self._pending: tuple[list[int], PackedBeam] | None = None
         self._owner = object()  # tells this target's exported states
-        limit = getattr(text, "max_position_embeddings", None)
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.facts = TargetFacts(
-            vocabulary_size=self._shape[0],
-            hidden_size=self._shape[1],
+            vocabulary_size=self._forward.vocabulary_size,
+            hidden_size=self._forward.hidden_size,
             context_limit=int(limit) if limit else None,
-            dtype=NAMES.get(self._dtype, str(self._dtype)),
+            dtype=NAMES.get(self._forward.dtype, str(self._forward.dtype)),
             cache_bytes_per_token=self.cache.bytes_per_token,
             architecture_id=identity[0],
             weights_id=identity[1],
         )
 
-    def _probe(self, layers: int) -> None:
-        """One pass over two tokens: what the layers store, and whether our attention is used at all."""
-        probe = ProbeCache(layers)
-        self.cache: RowCache = probe
-        tokens = torch.zeros((1, 2), dtype=torch.int64, device=self._device)
-        try:
-            verified, running = self._run(slice(0, 1), tokens, None, _causal(2, self._device), [0], 0, 1)
-        except (UnsupportedModel, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise UnsupportedModel(f"a trial pass failed with {type(error).__name__}: {error}") from error
-        if not probe.updates:
-            raise UnsupportedModel("its forward stores no keys and values in the cache (a recurrent model?)")
-        if running.calls < probe.updates:
-            raise UnsupportedModel(
-                f"its attention does not go through transformers' attention interface "
-                f"({running.calls} of {probe.updates} layers did)"
-            )
-        self._shape = (verified.logits.shape[-1], verified.hidden.shape[-1])
-        self._dtype = verified.hidden.dtype
-        self.cache = RowCache(probe.shapes())
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What runs otherwise than it should on this device, for stats; empty where all is well."""
+        if self._device.type != "cuda" and self._graphs is None:
+            return ()
+        if self._graphs is None:
+            return (f"CUDA graphs are off (${ENVIRONMENT}=0): each kernel is launched by itself",)
+        out = [f"no CUDA graph for the {name} ({why})" for name, why in self._graphs.failures.items()]
+        if self._limit is not None:
+            out.append("no CUDA graph for the pass (its rotary frequencies change with the length)")
+        return tuple(out)
+
+    @property
+    def _static(self) -> bool:
+        """Whether passes have static shapes, so that they can be captured."""
+        return self._graphs is not None and self._limit is None and PASS not in self._graphs.failures
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -130,7 +123,10 @@ class TorchTarget:
         old = len(self.cache.lengths)
         longest = max([*self.cache.lengths, *(len(p) for p in prompts)])
         # One slot more: a step's root, or the extra slot of a prefill past a rotary switch.
-        self.cache.reserve(old + len(prompts), longest + max(reserve, 0) + 1, exact=True)
+        wanted = longest + max(reserve, 0) + 1
+        if self._static:
+            wanted = context_bucket(wanted) + SLOTS  # growing later would mean to capture everything again
+        self._reserve(old + len(prompts), wanted, exact=True)
         if self._limit is not None:
             self._grow_ids()
         done = []
@@ -188,10 +184,9 @@ class TorchTarget:
                 # no other and overwritten later, makes this chunk be computed as the whole row would be.
                 chunk = torch.cat([chunk, chunk[:, -1:]], dim=1)
                 positions = torch.cat([positions, positions.new_full((1, 1), far)], dim=1)
-            size = chunk.shape[1]
-            keep = not extra
-            verified, _ = self._run(
-                slice(row, row + 1), chunk, positions, _causal(size, self._device), [start], 0, far, keep
+            tree = causal(chunk.shape[1], self._device)
+            verified, _ = self._forward.run(
+                slice(row, row + 1), chunk, positions, tree, None, start, far, last_only=not extra
             )
         assert verified is not None
         if verified.logits.shape[1] > 1:
@@ -211,23 +206,74 @@ class TorchTarget:
         if rows != len(lengths):
             raise InvalidArgument(f"packed has {rows} rows: expected one for each of the {len(lengths)} live rows")
         depth = packed.length if slots > 1 else 0
-        self.cache.reserve(rows, max(lengths) + slots)
-        if self._limit is not None:
-            self._settle(depth)
         tokens = packed.tokens.long()
-        if self._limit is None or not self._limit.apart(lengths):
-            bases = [max(lengths)] * rows
-            verified, _ = self._run(slice(0, rows), tokens, packed.depths, packed.mask, lengths, depth, None)
+        if self._static:
+            bases, verified = self._static_pass(tokens, packed)
         else:
-            bases = list(lengths)
-            parts = [
-                self._run(slice(b, b + 1), tokens[b : b + 1], packed.depths[b : b + 1], packed.mask[b : b + 1],
-                          lengths[b : b + 1], depth, None)[0]
-                for b in range(rows)
-            ]  # fmt: skip
-            verified = Verified(torch.cat([p.logits for p in parts]), torch.cat([p.hidden for p in parts]))
+            bases, verified = self._dynamic_pass(tokens, packed, depth)
         self._pending = (bases, packed)
         return verified
+
+    def _dynamic_pass(self, tokens: Tensor, packed: PackedBeam, depth: int) -> tuple[list[int], Verified]:
+        """A pass whose slots stand right behind the longest row, or behind each where rows must be apart.
+
+        Also where the slots stand.
+        """
+        lengths = self.cache.lengths
+        rows, slots = tokens.shape
+        self._reserve(rows, max(lengths) + slots)
+        if self._limit is not None:
+            self._settle(depth)
+            if self._limit.apart(lengths):
+                parts = []
+                for b in range(rows):
+                    row = slice(b, b + 1)
+                    parts.append(
+                        self._pass(row, tokens[row], packed.depths[row], packed.mask[row], lengths[row], depth)
+                    )
+                return list(lengths), Verified(
+                    torch.cat([part.logits for part in parts]), torch.cat([part.hidden for part in parts])
+                )
+        return [max(lengths)] * rows, self._pass(slice(0, rows), tokens, packed.depths, packed.mask, lengths, depth)
+
+    def _pass(
+        self, rows: slice, tokens: Tensor, depths: Tensor, tree: Tensor, lengths: Sequence[int], depth: int
+    ) -> Verified:
+        """One pass over these rows, in place behind the longest of them."""
+        longest = max(lengths)
+        if min(lengths) == longest:
+            there, positions = None, depths.long() + longest
+        else:
+            there = to_device(lengths, self._device)
+            positions = depths + there[:, None]
+        return self._forward.run(rows, tokens, positions, tree, there, longest, longest + depth)[0]
+
+    def _static_pass(self, tokens: Tensor, packed: PackedBeam) -> tuple[list[int], Verified]:
+        """A pass whose slots stand behind a context of static size; the rows' lengths are device numbers.
+
+        Also where the slots stand.
+        """
+        assert self._graphs is not None
+        lengths = self.cache.lengths
+        rows, slots = tokens.shape
+        past = context_bucket(max(lengths))
+        self._reserve(rows, past + slots)
+
+        def run(tokens: Tensor, depths: Tensor, tree: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+            positions = depths + lengths[:, None]
+            verified, _ = self._forward.run(slice(0, rows), tokens, positions, tree, lengths, past, past + slots)
+            return verified.logits, verified.hidden
+
+        there = to_device(lengths, self._device)
+        logits, hidden = self._graphs.run(PASS, past, run, (tokens, packed.depths, packed.mask, there))
+        return [past] * rows, Verified(logits, hidden)
+
+    def _reserve(self, rows: int, tokens: int, *, exact: bool = False) -> None:
+        """Room in the cache; where its memory moves, what was captured on it goes."""
+        before = self.cache.capacity
+        self.cache.reserve(rows, tokens, exact=exact)
+        if self._graphs is not None and self.cache.capacity != before:
+            self._graphs.forget(PASS)
 
     def _settle(self, depth: int) -> None:
         """Before a step: refuse trees over the rotary switch, recompute rows that crossed it."""
@@ -253,61 +299,6 @@ class TorchTarget:
             ids[: self._ids.shape[0], : self._ids.shape[1]] = self._ids
             self._ids = ids
 
-    def _run(
-        self,
-        rows: slice,
-        tokens: Tensor,
-        places: Tensor | None,
-        tree: Tensor,
-        lengths: Sequence[int],
-        depth: int,
-        far: int | None,
-        last_only: bool = False,
-    ) -> tuple[Verified, Pass]:
-        """One forward pass.
-
-        tokens: (B, N); places: (B, N) positions if `far` (the greatest) is given, else depths
-        behind each row's length.
-        """
-        longest = max(lengths)
-        lengths_on_device: Tensor | None = None
-        if far is None:
-            assert places is not None
-            if min(lengths) == longest:
-                positions = places.long() + longest
-            else:
-                lengths_on_device = torch.tensor(lengths, dtype=torch.int64, device=self._device)
-                positions = places + lengths_on_device[:, None]
-            far = longest + depth
-        elif places is None:
-            positions = torch.arange(tokens.shape[1], device=self._device)[None]
-        else:
-            positions = places
-        if self._limit is not None:
-            self._limit.before_pass()
-        running = Pass(positions, tree, lengths_on_device, longest, far, self.strict)
-        self.cache.begin(rows, longest, tokens.shape[1])
-        read: list[Tensor] = []
-
-        def catch(_: Any, args: tuple[Any, ...]) -> None:
-            read.append(args[0])
-
-        hook = self._head.register_forward_pre_hook(catch)
-        try:
-            with torch.inference_mode(), active(running):
-                out = self._own(
-                    input_ids=tokens,
-                    position_ids=positions,
-                    use_cache=True,
-                    **{self._cache_name: self.cache},
-                    **(self._keep_last if last_only else {}),
-                )
-        finally:
-            hook.remove()
-        if len(read) != 1:
-            raise UnsupportedModel(f"its forward reads the LM head {len(read)} times, expected once")
-        return Verified(out.logits, read[0]), running
-
     def commit(self, verdict: Verdict, counts: Sequence[int], slots: Sequence[Sequence[int]]) -> None:
         """Move the accepted slots of the last `verify` behind each row's context.
 
@@ -319,7 +310,7 @@ class TorchTarget:
         if len(counts) != len(bases) or len(slots) != len(bases):
             raise InvalidArgument(f"counts has {len(counts)} rows: expected {len(bases)}, as in the last verify")
         before = self.cache.lengths[:]
-        self.cache.move(bases, counts, slots, verdict.slots)
+        self.cache.move(bases, counts, slots, verdict.slots, packed.tokens.shape[1])
         if self._limit is not None:
             for b, length in enumerate(before):
                 chosen = packed.tokens[b].long().gather(0, verdict.slots[b, : counts[b]].long())
@@ -351,30 +342,13 @@ class TorchTarget:
 
     def head_rows(self) -> Tensor:
         """The LM head's weight (V, D)."""
-        weight: Tensor = self._head.weight
+        weight: Tensor = self._forward.head.weight
         return weight.detach()
 
     def head_bias(self) -> Tensor | None:
         """The LM head's bias (V,), if it has one."""
-        bias: Tensor | None = getattr(self._head, "bias", None)
+        bias: Tensor | None = getattr(self._forward.head, "bias", None)
         return None if bias is None else bias.detach()
-
-
-def _own_copy(model: Any) -> Any:
-    """The model's modules and configurations once more, on the same weights, with our attention.
-
-    So nothing of the caller's model changes, not even while a pass of ours runs in another thread.
-    Modules that are replaced in the caller's model later are not seen.
-    """
-    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
-    own = copy.deepcopy(model, shared)
-    use_our_attention(m.config for m in own.modules() if hasattr(m, "config"))
-    return own
-
-
-def _causal(size: int, device: torch.device) -> Tensor:
-    places = torch.arange(size, dtype=torch.int32, device=device)
-    return places <= places[:, None]
 
 
 def unsupported(model: Any, reason: str) -> UnsupportedModel:
