@@ -7,6 +7,7 @@
     ├── IncompatibleDrafter                 the drafter was made for another tokenizer or size
     ├── CorruptFile                         a file is not what its name says
     ├── OutOfMemory (also MemoryError)      a model does not fit into the device's memory
+    ├── StoreUnreachable (also OSError)     a store of profiles cannot be read or written
     └── MissingDependency (also ImportError) an optional package is needed; the install line is named
 
     WeightsMismatch (a warning)             the drafter was trained on other weights of the same shape
@@ -45,6 +46,10 @@ class CorruptFile(PortadraftError):
 
 class OutOfMemory(PortadraftError, MemoryError):
     """The model does not fit into the device's memory."""
+
+
+class StoreUnreachable(PortadraftError, OSError):
+    """A store of profiles cannot be reached, or does not allow what was asked."""
 
 
 class MissingDependency(PortadraftError, ImportError):

@@ -14,7 +14,8 @@ from portadraft.profiles.schema import SCHEMA_VERSION, Profile
 MOST_BYTES = 4 * 2**20
 MOST_DEPTH = 16
 # A string that never ends is taken to the end of the text, so that the scan stays linear.
-_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 class NewerSchema(CorruptFile):
@@ -72,16 +73,15 @@ def check_bounds(data: bytes, name: str, most: int = MOST_BYTES) -> None:
     """Raises: CorruptFile where data is larger than `most` bytes or nests deeper than MOST_DEPTH."""
     if len(data) > most:
         raise CorruptFile(f"{_label(name)}: larger than {most} bytes; expected a profile of at most that size")
-    depth = deepest = 0
-    for found in _TOKENS.finditer(data):
-        mark = found[0]
-        if mark in (b"[", b"{"):
-            depth += 1
-            deepest = max(deepest, depth)
-        elif mark in (b"]", b"}"):
-            depth -= 1
-        if deepest > MOST_DEPTH:
-            raise CorruptFile(f"{_label(name)}: nested deeper than {MOST_DEPTH} levels; a profile is not")
+    left = _STRING.sub(b"", data).translate(None, _NOT_BRACKETS)
+    for _ in range(MOST_DEPTH):  # the innermost pairs go, layer by layer, all at the speed of `replace`
+        if not left:
+            return
+        left = left.replace(b"[]", b"").replace(b"{}", b"")
+    if left:
+        raise CorruptFile(
+            f"{_label(name)}: nested deeper than {MOST_DEPTH} levels, or cut short; expected a whole profile"
+        )
 
 
 def _first(error: ValidationError) -> str:

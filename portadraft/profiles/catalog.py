@@ -1,0 +1,122 @@
+"""Where profiles are looked for, in order: the user's folder, the fleet store's copy, what the package brings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+from portadraft.errors import CorruptFile, PortadraftError
+from portadraft.profiles.folder import Folder
+from portadraft.profiles.home import store_url, user_folder
+from portadraft.profiles.indexing import summaries
+from portadraft.profiles.mirror import Mirror
+from portadraft.profiles.nearness import Summary
+from portadraft.profiles.reading import parse, read
+from portadraft.profiles.schema import Profile
+
+
+@dataclass
+class Place:
+    """One place: what it is called, what of it was found, and what there is to say about it.
+
+    asked_for: a single profile that the caller named, which is used however far it is.
+    """
+
+    label: str
+    entries: dict[str, Summary] = field(default_factory=dict)
+    note: str = ""
+    folder: Folder | None = None
+    known: dict[str, Profile] = field(default_factory=dict)
+    asked_for: bool = False
+
+    def load(self, identity: str) -> Profile | None:
+        """A profile that was named, read anew and verified; None, with a warning, where that fails."""
+        if identity in self.known:
+            return self.known[identity]
+        assert self.folder is not None
+        try:
+            return parse(self.folder.get(identity), f"{self.folder.url}/{identity}.json")
+        except (OSError, PortadraftError) as error:
+            warnings.warn(f"a profile is passed over: {error}", stacklevel=2)
+            return None
+
+
+def places(profiles: str | Path | Profile = "auto", *, refresh: bool = True) -> list[Place]:
+    """Where to look.
+
+    profiles: "auto"; "none" for nowhere; a profile, or the path of its file, for that one alone; a store's URL or
+    folder instead of the configured fleet store. refresh: bring an old copy of the fleet store up to date.
+
+    Raises: CorruptFile and OSError for a file that was named and cannot be read. Everything else is a note or a
+    warning: a look-up never stops a model from loading.
+    """
+    if isinstance(profiles, Profile):
+        return [_named("the profile that was passed", profiles)]
+    text = str(profiles)
+    if text == "none":
+        return []
+    if text.endswith(".json") and "://" not in text:
+        return [_named(f"the file {text}", read(Path(text).expanduser()))]
+    return [_own(), *_fleet(None if text == "auto" else text, refresh), shipped()]
+
+
+def _named(label: str, profile: Profile) -> Place:
+    return Place(label, {profile.id: Summary.of(profile)}, known={profile.id: profile}, asked_for=True)
+
+
+def _own() -> Place:
+    folder = user_folder()
+    place = Place(f"your folder {folder.path}", folder=folder)
+    try:
+        place.entries = summaries(folder, keep=True)
+    except OSError as error:
+        place.note = str(error)
+    return place
+
+
+def _fleet(flag: str | None, refresh: bool) -> Iterator[Place]:
+    try:
+        configured = store_url(flag)
+    except PortadraftError as error:
+        yield Place("the fleet store", note=str(error))
+        return
+    if configured is None:
+        return
+    url, origin = configured
+    mirror = Mirror(url)
+    place = Place(f"the fleet store {url} ({origin})", folder=mirror.folder)
+    try:
+        # A folder is as near as its copy would be.
+        fresh_s = 0.0 if "://" not in url else None
+        if refresh:
+            place.note = mirror.refresh() if fresh_s is None else mirror.refresh(fresh_s)
+        place.entries = summaries(mirror.folder, keep=True)
+    except (OSError, PortadraftError) as error:
+        place.note = str(error)
+    yield place
+
+
+def shipped() -> Place:
+    """What the package brings: optima that others published, lowest in rank."""
+    known = {profile.id: profile for profile in _shipped()}
+    return Place(
+        "shipped with portadraft",
+        {identity: Summary.of(profile) for identity, profile in known.items()},
+        known=known,
+    )
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> tuple[Profile, ...]:
+    folder = Path(str(resources.files("portadraft.profiles").joinpath("shipped")))
+    out = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            out.append(read(path))
+        except (CorruptFile, OSError) as error:
+            warnings.warn(f"a profile is passed over: {error}", stacklevel=2)
+    return tuple(out)
