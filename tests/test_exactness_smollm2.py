@@ -7,9 +7,6 @@ the demo where that is not set.
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,20 +17,11 @@ pytest.importorskip("gguf", reason="the gguf package is not installed")
 import torch
 
 from portadraft import load
-from portadraft.bench.demo import prompts as demo_prompts
 from portadraft.errors import ModelNotFound
 from portadraft.models import resolve
+from tests.questions import questions
 
 SHAPES = [(1, 4, None), (4, 4, None), (4, 4, 8), (8, 5, None)]
-
-
-def questions(count: int) -> list[str]:
-    path = os.environ.get("PORTADRAFT_MT_BENCH")
-    if path:
-        lines = Path(path).read_text("utf-8").splitlines()
-        every = max(1, len(lines) // count)
-        return [json.loads(line)["turns"][0] for line in lines[::every][:count]]
-    return [p["prompt"] for p in demo_prompts()][:count]
 
 
 @pytest.fixture(scope="module")

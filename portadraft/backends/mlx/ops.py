@@ -107,18 +107,6 @@ class MlxOps:
     def scatter(self, x: Array, indices: Array, values: Array, axis: int) -> Array:
         return mx.put_along_axis(x, indices, mx.broadcast_to(values, indices.shape), axis=axis)
 
-    def scatter_add(self, x: Array, indices: Array, values: Array, axis: int) -> Array:
-        # Flat places: mlx adds along one axis at a time only where the others are indexed, too.
-        axis %= x.ndim
-        order = [i for i in range(x.ndim) if i != axis] + [axis]
-        x, indices = mx.transpose(x, order), mx.transpose(indices, order)
-        values = mx.transpose(mx.broadcast_to(values, [indices.shape[order.index(i)] for i in range(x.ndim)]), order)
-        size, count = x.shape[-1], indices.shape[-1]
-        rows = mx.arange(x.size // size, dtype=mx.int32)[:, None] * size
-        flat = (indices.reshape(-1, count).astype(mx.int32) + rows).reshape(-1)
-        out = x.reshape(-1).at[flat].add(values.reshape(-1)).reshape(x.shape)
-        return mx.transpose(out, [order.index(i) for i in range(x.ndim)])
-
     def clip(self, x: Array, low: float, high: float) -> Array:
         return mx.clip(x, low, high).astype(x.dtype)
 
@@ -152,6 +140,15 @@ class MlxOps:
             order = mx.argsort(-mx.take_along_axis(x, best, axis=-1), axis=-1)
             best = mx.take_along_axis(best, order, axis=-1)
         return mx.take_along_axis(x, best, axis=-1), best.astype(mx.int32)
+
+    def searchsorted(self, x: Array, values: Array) -> Array:
+        return mx.sum(x <= values[:, None], axis=1).astype(mx.int32)
+
+    def mass_threshold(self, x: Array, share: float) -> Array:
+        falling = -mx.sort(-x, axis=1)
+        sums = mx.cumsum(falling, axis=1)
+        before = mx.minimum(mx.sum(sums < sums[:, -1:] * share, axis=1, keepdims=True), x.shape[1] - 1)
+        return mx.take_along_axis(falling, before, axis=1)[:, 0]
 
     def max(self, x: Array, axis: int) -> Array:
         return mx.max(x, axis=axis)

@@ -203,14 +203,15 @@ class MlxTarget:
                 raise InvalidArgument(
                     f"packed.length={depth}: row {row} has room for a depth of {self.room(row)}; draft no deeper"
                 )
+        # The device drafts and packs while the host builds the pass: some milliseconds for a deep model.
+        _start(packed.tokens, packed.depths, packed.mask)
         self.cache.drop_pass()
         # A commit may write as many slots behind the longest row as the path has.
         self.cache.reserve(rows, max(lengths) + slots + depth + 1)
         running = Pass(0, lengths, slots, packed.depths, packed.mask, self._extra_axis)
         verified = self._pass(running, packed.tokens)
-        # The device starts while the host goes on to accept.
-        start: Any = mx.async_eval
-        start(verified.logits, verified.hidden)
+        # And runs the pass while the host goes on to accept.
+        _start(verified.logits, verified.hidden)
         self._pending = (running.past, rows)
         return verified
 
@@ -262,6 +263,12 @@ class MlxTarget:
             mx.eval(table)
             self._tables[id(module)] = table
         return self._tables[id(module)]
+
+
+def _start(*arrays: Array) -> None:
+    """Have the device begin with what is asked for so far, without waiting for it."""
+    begin: Any = mx.async_eval
+    begin(*arrays)
 
 
 def model_type(model: Any) -> str:
