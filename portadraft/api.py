@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from portadraft import backends, models
+from portadraft.asynchronous import Worker
 from portadraft.backends.choice import choose_backend
-from portadraft.core.decode import Decoder, FinishReason, Progress, Request
+from portadraft.call import Call
 from portadraft.core.drafter import Drafter
-from portadraft.core.sampling import Sampling, row_seed
 from portadraft.core.target import Target
-from portadraft.core.types import BeamShape
 from portadraft.drafters.select import Selected, select
 from portadraft.errors import InvalidArgument
-from portadraft.generation import Choice, Delta, Generation, Stats, Tally
+from portadraft.generation import Choice, Delta, Generation
 from portadraft.identity import tokenizer_fingerprint
-from portadraft.profiles.shape import default_shape
-from portadraft.text import AnswerText, TextCodec, check_stops
+from portadraft.prefix import DEFAULT_BYTES, PrefixCache
+from portadraft.prompts import Message, Prompt
+from portadraft.text import TextCodec
+from portadraft.turns import Turn
 
-Message: TypeAlias = Mapping[str, str]
-Prompt: TypeAlias = str | Sequence[Message] | Sequence[int]
-"""Text, chat messages (`{"role": …, "content": …}`), or token ids, which are taken as they are."""
-
-_DEFAULT_MAX_TOKENS = 256
+if TYPE_CHECKING:
+    from portadraft.conversation import Chat
 
 
 def load(
-    model: str | Path,
+    model: Any,
     *,
+    tokenizer: Any = None,
     drafter: str | Path | Drafter | None = "auto",
     backend: str = "auto",
     device: str = "auto",
@@ -43,8 +40,9 @@ def load(
 ) -> Model:
     """Load a model and the drafter that goes with it.
 
-    model: a short name (`portadraft doctor` lists them), a Hugging Face id, a folder, or a
-    GGUF file. drafter: "auto" (the trained one that belongs to these weights, if there is one,
+    model: a short name (`portadraft doctor` lists them), a Hugging Face id, a folder, a GGUF file,
+    or a model that is loaded already (transformers or mlx-lm; it stays as it is), with its
+    tokenizer. drafter: "auto" (the trained one that belongs to these weights, if there is one,
     and prompt lookup beside it), "lookup", "redrafter", "redrafter+lookup", the folder of a
     checkpoint, an object of your own, or "none" (None) for plain decoding. backend, device,
     dtype: "auto" says why in `stats.chosen`; the variable PORTADRAFT_BACKEND decides where backend
@@ -54,10 +52,20 @@ def load(
     Raises: ModelNotFound, UnsupportedModel, IncompatibleDrafter, CorruptFile,
     MissingDependency, InvalidArgument. Warns: WeightsMismatch.
     """
-    source = models.resolve(model)
-    name, why = choose_backend(backend)
-    loaded = backends.get(name).load().load_target(source, dtype=dtype, device=device, check=check)
-    codec = TextCodec(loaded.tokenizer, loaded.generation_config, template=source.template)
+    if not isinstance(model, (str, Path, models.ModelSource)):
+        from portadraft.compat.loaded import from_loaded
+
+        loaded = from_loaded(model, tokenizer, backend=backend, device=device, dtype=dtype, check=check)
+        codec = TextCodec(loaded.tokenizer, loaded.generation_config)
+        label, name, why = loaded.label, loaded.backend, "the model that was passed is one of its own"
+    else:
+        if tokenizer is not None:
+            raise InvalidArgument("tokenizer: expected only beside a model that is loaded already; leave it out")
+        source = models.resolve(model)
+        name, why = choose_backend(backend)
+        loaded = backends.get(name).load().load_target(source, dtype=dtype, device=device, check=check)
+        codec = TextCodec(loaded.tokenizer, loaded.generation_config, template=source.template)
+        label = source.label
     fingerprint = tokenizer_fingerprint(loaded.tokenizer)
     selected = select(drafter, loaded.target, fingerprint)
     chosen = {
@@ -66,11 +74,11 @@ def load(
         "dtype": Choice(*loaded.dtype),
         "drafter": Choice(selected.name, selected.reason),
     }
-    return Model(source.label, loaded.target, codec, selected, chosen, fingerprint)
+    return Model(label, loaded.target, codec, selected, chosen, fingerprint)
 
 
 class Model:
-    """A loaded model with its drafter. May be called from several threads: calls queue."""
+    """A loaded model with its drafter. May be called from several threads: calls queue, first come, first served."""
 
     def __init__(
         self,
@@ -84,36 +92,59 @@ class Model:
         self.name = name
         self.target = target
         self.codec = codec
+        self.selected = selected
         self.chosen = dict(chosen)
-        self._selected = selected
+        self.prefixes = PrefixCache()
+        """What `reuse=True` keeps and finds: see `portadraft.prefix.PrefixCache`."""
         self._fingerprint = fingerprint
         self._known: dict[str, Selected] = {}
-        self._turn = _Turn()
+        self._guard = threading.Lock()
+        self._turn = Turn()
+        self._worker = Worker(f"portadraft {name}")
 
     @overload
     def generate(self, prompt: Prompt, **options: Any) -> Generation: ...
     @overload
     def generate(self, prompt: Sequence[Prompt], **options: Any) -> list[Generation]: ...
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Generation | list[Generation]:
-        """The answer to a prompt, or the answers to a list of prompts, decoded as one batch.
+        """The answer to a prompt, or the answers to a list of prompts of any length, in its order.
 
         Options, all by keyword:
           max_tokens: the most tokens of an answer (256).
           raw: prompt as it is, without the chat template (False).
           stop: a string or strings that end an answer; none of them appears in it.
-          temperature: 0 is greedy (0). seed: of sampling (0); row i of a batch derives its own.
+          temperature: 0 is greedy (0). top_k, top_p, min_p: filters. repetition_penalty,
+            presence_penalty, frequency_penalty, logit_bias ({id: bias}), banned (ids, or strings of
+            one token each), min_tokens: as `portadraft.core.sampling.Sampling` says.
+          sampling: "model" takes what the model's files recommend; what is named beside it counts.
+          seed: of sampling (0); row i of a list derives its own, or pass one for each prompt.
+          acceptance: "match", or "rejection" (Leviathan et al., width 1, for comparison).
+          logprobs: True, or how many top tokens beside the chosen one, for `Generation.logprobs`.
+          end_tokens: ids that end an answer (those that the model's files name).
+          timeout_s: seconds from an answer's prefill after which it ends as it stands.
+          batch_size: how many prompts of a list are decoded at once (8 at most).
+          reuse: keep the keys and values of prompt and answer, and use those of an earlier call
+            with the same beginning: True (`Model.prefixes`) or a `PrefixCache` (False).
           width, length, nodes: the beam's shape; what is None is chosen, see `stats.chosen`.
           drafter: as in `load`, for this call alone; None or "none" decodes plainly.
           profile: stage times in the stats, at the cost of a synchronisation per stage (False).
 
-        Raises: InvalidArgument.
+        Everything that is wrong with any prompt or option is found before the model runs.
+        Raises: InvalidArgument; TypeError for an unknown option.
         """
-        call = _Call(self, prompt, options)
-        with self._turn:
-            for _ in call.run():
-                pass
-        results = call.results()
-        return results if call.batch else results[0]
+        results = self._run(prompt, options, None)
+        assert results is not None
+        return results
+
+    def as_completed(self, prompts: Sequence[Prompt], **options: Any) -> Iterator[tuple[int, Generation]]:
+        """As `generate` for a list, each answer as soon as it is finished: (number of the prompt, answer) pairs.
+
+        The model is busy until the iterator ends or is closed.
+        """
+        call = Call(self, prompts, options)
+        if not call.batch:
+            raise InvalidArgument("prompts: one prompt; expected a list of them")
+        return ((i, piece.generation) for i, piece in self._pieces(call, None) if piece.generation is not None)
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Delta]:
         """As `generate` for one prompt, piece by piece, as soon as text is certain.
@@ -121,221 +152,94 @@ class Model:
         The model is busy until the iterator ends or is closed. The last piece carries the
         whole `Generation`.
         """
-        call = _Call(self, prompt, options)
-        if call.batch:
-            raise InvalidArgument("prompt: stream takes one prompt; pass lists of prompts to generate")
-        return self._stream(call)
+        return self._stream(self._one(prompt, options), None)
 
-    def _stream(self, call: _Call) -> Iterator[Delta]:
-        with self._turn:
-            for _, text, ids in call.run():
-                if text or ids:
-                    yield Delta(text, ids)
-            yield Delta("", (), call.results()[0])
+    async def agenerate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Any:
+        """`generate` for asyncio. Calls wait for each other; cancelling the task frees the model after a step."""
+        self._turn.refuse_if_mine()
+        return await self._worker.run(lambda cancelled: self._run(prompt, options, cancelled))
+
+    async def astream(self, prompt: Prompt, **options: Any) -> AsyncIterator[Delta]:
+        """`stream` for asyncio. A slow reader does not hold the model up; closing or cancelling frees it."""
+        self._turn.refuse_if_mine()
+        pieces = self._worker.iterate(lambda cancelled: self._stream(self._one(prompt, options), cancelled))
+        try:
+            async for piece in pieces:
+                yield piece
+        finally:
+            await pieces.aclose()  # type: ignore[attr-defined]
+
+    def chat(
+        self,
+        system: str | None = None,
+        messages: Sequence[Message] = (),
+        *,
+        max_bytes: int = DEFAULT_BYTES,
+        **options: Any,
+    ) -> Chat:
+        """A conversation that keeps its keys and values between turns: see `portadraft.conversation.Chat`."""
+        from portadraft.conversation import Chat
+
+        return Chat(self, system, messages, max_bytes=max_bytes, **options)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The model for the caller alone, for work on `target` itself; other threads wait."""
+        self._turn.take()
+        try:
+            yield
+        finally:
+            self._turn.give_back()
 
     def drafter_for(self, drafter: str | Path | Drafter | None) -> Selected:
         """The drafter of that name or folder for this model (see `load`); named ones are made once."""
         if not isinstance(drafter, (str, Path)):
             return select(drafter, self.target, self._fingerprint)
         key = str(drafter)
-        if key not in self._known:
-            self._known[key] = select(drafter, self.target, self._fingerprint)
-        return self._known[key]
+        with self._guard:
+            if key not in self._known:
+                self._known[key] = select(drafter, self.target, self._fingerprint)
+            return self._known[key]
 
+    # what all of these have in common
 
-class _Turn:
-    """A lock that says so instead of waiting for ever for a stream of the same thread."""
+    def _one(self, prompt: Prompt, options: Mapping[str, Any]) -> Call:
+        call = Call(self, prompt, options)
+        if call.batch:
+            raise InvalidArgument("prompt: stream takes one prompt; pass lists of prompts to generate")
+        return call
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holder: int | None = None
+    def _run(
+        self, prompt: Any, options: Mapping[str, Any], cancelled: threading.Event | None
+    ) -> Generation | list[Generation] | None:
+        """All answers; None where it was cancelled."""
+        call = Call(self, prompt, options)
+        done: dict[int, Generation] = {}
+        for i, piece in self._pieces(call, cancelled):
+            if piece.generation is not None:
+                done[i] = piece.generation
+        if len(done) < call.count:
+            return None
+        return [done[i] for i in range(call.count)] if call.batch else done[0]
 
-    def __enter__(self) -> None:
-        if self._holder == threading.get_ident():
-            raise InvalidArgument(
-                "model: a stream of it is still open in this thread; read it to its end, or close() it, first"
-            )
-        self._lock.acquire()
-        self._holder = threading.get_ident()
+    def _stream(self, call: Call, cancelled: threading.Event | None) -> Iterator[Delta]:
+        for _, piece in self._pieces(call, cancelled):
+            yield piece
 
-    def __exit__(self, *_: object) -> None:
-        self._holder = None
-        self._lock.release()
-
-
-@dataclass
-class _Row:
-    """One prompt of a call while it runs."""
-
-    ids: list[int]
-    text: AnswerText
-    tally: Tally
-    out: list[int]
-    finish: FinishReason | None = None
-
-
-_OPTIONS = frozenset(
-    ("max_tokens", "raw", "stop", "temperature", "seed", "width", "length", "nodes", "drafter", "profile")
-)
-
-
-class _Call:
-    """One call of generate or stream: its arguments, checked, and its run."""
-
-    def __init__(self, model: Model, prompt: Prompt | Sequence[Prompt], options: Mapping[str, Any]) -> None:
-        unknown = sorted(set(options) - _OPTIONS)
-        if unknown:
-            raise TypeError(f"unknown option {unknown[0]!r}; expected one of {', '.join(sorted(_OPTIONS))}")
-        self._model = model
-        self.batch, prompts = _prompts(prompt)
-        self._notices: list[str] = []
-        self._max_tokens = _max_tokens(options.get("max_tokens"))
-        self._profile = bool(options.get("profile", False))
-        self._sampling = Sampling(options.get("temperature", 0.0), options.get("seed", 0))
-        stop = check_stops(options.get("stop"))
-        codec = model.codec
-        self._rows = []
-        for one in prompts:
-            ids = _ids(one) if _is_ids(one) else codec.encode_prompt(one, raw=bool(options.get("raw", False)))
-            self._rows.append(_Row(ids, AnswerText(codec, stop), Tally(), []))
-        self._notices.extend(codec.notices)
-        selected = model.drafter_for(options["drafter"]) if "drafter" in options else model._selected
-        self._drafter = selected.drafter
-        shape, reason = _shape(options, selected, model.target.ops.device)
-        self._shape = shape
-        self._chosen = dict(model.chosen)
-        if "drafter" in options:
-            self._chosen["drafter"] = Choice(selected.name, selected.reason)
-        if self._drafter is not None:
-            text = f"{shape.width}x{shape.length}" + (f", {shape.nodes} slots" if shape.nodes else "")
-            self._chosen["shape"] = Choice(text, reason)
-        self._prefill_s = self._decode_s = 0.0
-        self._stages: Mapping[str, float] | None = None
-
-    def run(self) -> Iterator[tuple[int, str, tuple[int, ...]]]:
-        """Decode; yields (row, certain text, ids) as they come."""
-        with self._decoder() as decoder:
-            start = time.perf_counter()
-            requests = [
-                Request(tuple(row.ids), self._max_tokens, row_seed(self._sampling.seed, i))
-                for i, row in enumerate(self._rows)
-            ]
-            progress = decoder.admit(requests)
-            self._prefill_s = time.perf_counter() - start
-            while True:
-                for one in progress:
-                    yield (one.key, *self._take(decoder, one))
-                if not decoder.live:
-                    break
-                start = time.perf_counter()
-                progress = decoder.step()
-                self._decode_s += time.perf_counter() - start
-                for one in progress:
-                    self._rows[one.key].tally.add(one)
-            if decoder.times is not None:
-                self._stages = dict(decoder.times.seconds)
-
-    @contextmanager
-    def _decoder(self) -> Iterator[Decoder]:
-        decoder = Decoder(
-            self._model.target,
-            self._drafter,
-            self._shape,
-            temperature=self._sampling.temperature,
-            end_tokens=sorted(self._model.codec.end_tokens),
-            profile=self._profile,
-        )
+    def _pieces(self, call: Call, cancelled: threading.Event | None) -> Iterator[tuple[int, Delta]]:
+        """The call's run, in its turn, up to its end or its cancellation."""
+        if not self._turn.take(cancelled):
+            return
         try:
-            yield decoder
+            with closing(call.run()) as run:
+                for pieces in run:
+                    for piece in pieces:
+                        yield piece
+                        self._turn.pass_on()
+                    if cancelled is not None and cancelled.is_set():
+                        return
         finally:
-            decoder.close()  # also after an error or an abandoned stream
-
-    def _take(self, decoder: Decoder, progress: Progress) -> tuple[str, tuple[int, ...]]:
-        row = self._rows[progress.key]
-        row.finish = progress.finish
-        piece = row.text.push(progress.tokens, ended=progress.finish == "end", last=progress.finish is not None)
-        row.out.extend(piece.ids)
-        if piece.stop is not None:
-            decoder.stop(progress.key)
-            row.finish = "stop"
-        return piece.text, piece.ids
-
-    def results(self) -> list[Generation]:
-        """The answers, once `run` has ended."""
-        out = []
-        for row in self._rows:
-            assert row.finish is not None
-            stats = Stats(
-                prompt_tokens=len(row.ids),
-                generated_tokens=len(row.out),
-                steps=row.tally.steps,
-                plain_steps=row.tally.plain_steps,
-                accepted=dict(row.tally.accepted),
-                prefill_s=self._prefill_s,
-                decode_s=self._decode_s,
-                chosen=self._chosen,
-                stages_s=self._stages,
-            )
-            out.append(Generation(row.text.text, tuple(row.out), row.finish, stats, tuple(self._notices)))
-        return out
-
-
-# arguments
-
-
-def _is_ids(prompt: Any) -> bool:
-    if isinstance(prompt, (str, bytes)) or len(prompt) == 0:
-        return False
-    return all(isinstance(x, int) and not isinstance(x, bool) for x in prompt)
-
-
-def _ids(prompt: Sequence[int]) -> list[int]:
-    return [int(x) for x in prompt]
-
-
-def _is_messages(prompt: Any) -> bool:
-    return not isinstance(prompt, str) and len(prompt) > 0 and all(isinstance(x, Mapping) for x in prompt)
-
-
-def _prompts(prompt: Any) -> tuple[bool, list[Any]]:
-    """Whether it is a batch, and the prompts."""
-    if isinstance(prompt, str):
-        return False, [prompt]
-    if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
-        raise InvalidArgument(
-            f"prompt: {type(prompt).__name__}; expected a string, chat messages, token ids, or a list of these"
-        )
-    if not prompt:
-        raise InvalidArgument("prompt=[]: a batch of no prompts; expected at least one")
-    if _is_ids(prompt) or _is_messages(prompt):
-        return False, [prompt]
-    for i, one in enumerate(prompt):
-        if not (isinstance(one, str) or (isinstance(one, Sequence) and (_is_ids(one) or _is_messages(one)))):
-            raise InvalidArgument(
-                f"prompt #{i} (counting from 0) is {one!r:.60}; expected a non-empty string, list of chat messages, "
-                "or list of token ids"
-            )
-    return True, list(prompt)
-
-
-def _max_tokens(value: Any) -> int:
-    if value is None:
-        return _DEFAULT_MAX_TOKENS
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgument(f"max_tokens={value!r}: expected an integer of at least 1")
-    return value
-
-
-def _shape(options: Mapping[str, Any], selected: Selected, device: str) -> tuple[BeamShape, str]:
-    """The beam's shape from the options, completed by the default."""
-    base, reason = default_shape(selected.name, device)
-    width, length, nodes = (options.get(name) for name in ("width", "length", "nodes"))
-    if width is None and length is None and nodes is None:
-        return base, reason
-    # A shape that the caller began is not cut by a budget that was meant for the default.
-    return BeamShape(
-        base.width if width is None else width, base.length if length is None else length, nodes
-    ), "asked for"
+            self._turn.give_back()
 
 
 @lru_cache(maxsize=1)

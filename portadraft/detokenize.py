@@ -11,9 +11,13 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
+
+TOKENIZER = threading.Lock()
+"""Tokenizers of transformers change themselves while they encode, so threads take turns with them as well."""
 
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -180,5 +184,6 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 
 def decode(tokenizer: Any, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
     """The text of ids, without the tokenizer's clean-up of spaces, which would change text already given out."""
-    text = tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+    with TOKENIZER:
+        text = tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
     return str(text)

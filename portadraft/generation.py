@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from portadraft.core.decode import FinishReason, Progress
+from portadraft.core.logprobs import TokenLogprob as TokenLogprob
+from portadraft.core.requests import Progress
+
+FinishReason = Literal["end", "length", "context", "stop", "timeout"]
+"""Why an answer ended: an end token, max_tokens, the model's context limit, a stop string, or timeout_s."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,9 @@ class Stats:
     steps: steps after the prefill; plain_steps: those of them that drafted nothing.
     accepted: how many whole steps accepted 0, 1, 2, … drafted tokens. Left out are the prefill's
         own token and a last step that an end or a limit cut.
-    prefill_s, decode_s: wall seconds of the whole call's prefill and steps (a batch shares them).
+    prefill_s: wall seconds of the prefill that began this answer; prompts that began together share it.
+    decode_s: wall seconds of the steps that this answer took part in; rows of a batch share them.
+    reused_tokens: how many of the prompt's tokens came from a kept state instead of a pass.
     chosen: backend, device, dtype, drafter and shape, each with its reason.
     stages_s: seconds by stage over the call, only under profile=True.
     """
@@ -40,6 +46,7 @@ class Stats:
     decode_s: float
     chosen: Mapping[str, Choice]
     stages_s: Mapping[str, float] | None = None
+    reused_tokens: int = 0
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -67,8 +74,9 @@ class Generation:
 
     text: without end tokens and without the stop string. ids: the answer's ids; an end token
     is the last of them, if it ended so. finish_reason: "end", "length" (max_tokens), "context"
-    (the model's limit) or "stop" (a stop string). notices: what the caller may want to know
-    (a model without a chat template was prompted raw …).
+    (the model's limit), "stop" (a stop string) or "timeout" (timeout_s). notices: what the caller
+    may want to know (a model without a chat template was prompted raw …). logprobs: one for
+    each of `ids`, if they were asked for.
     """
 
     text: str
@@ -76,25 +84,33 @@ class Generation:
     finish_reason: FinishReason
     stats: Stats
     notices: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
+        out = {
             "text": self.text,
             "ids": list(self.ids),
             "finish_reason": self.finish_reason,
             "notices": list(self.notices),
             "stats": self.stats.as_dict(),
         }
+        if self.logprobs is not None:
+            out["logprobs"] = [asdict(one) for one in self.logprobs]
+        return out
 
 
 @dataclass(frozen=True)
 class Delta:
-    """A piece of a streamed answer; `generation` is set in the last one. The texts joined are the whole text."""
+    """A piece of a streamed answer; `generation` is set in the last one. The texts joined are the whole text.
+
+    logprobs: one for each of `ids`, if they were asked for.
+    """
 
     text: str
     ids: tuple[int, ...]
     generation: Generation | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from portadraft.detokenize import TextStream, decode, special_ids
+from portadraft.detokenize import TOKENIZER, TextStream, decode, special_ids
 from portadraft.errors import InvalidArgument
 from portadraft.stopping import Answer, Piece, Scan, StopStrings, check_stops
 
@@ -29,6 +29,7 @@ class TextCodec:
 
     def __init__(self, tokenizer: Any, generation_config: Any = None, template: str | None = None) -> None:
         self.tokenizer = tokenizer
+        self.generation_config = generation_config
         self.chat_template: str | dict[str, str] | None = getattr(tokenizer, "chat_template", None) or template
         self.notices: list[str] = []
         self.end_token_sources = self._find_end_tokens(generation_config)
@@ -76,6 +77,20 @@ class TextCodec:
         """The text of ids, special tokens left out; equals the joined deltas of `stream`."""
         return decode(self.tokenizer, ids)
 
+    def token_of(self, text: str, argument: str) -> int:
+        """The one token that is this text.
+
+        Raises: InvalidArgument, naming the argument, where it is none or several.
+        """
+        ids = self._encode(text, special=False) if text else []
+        if len(ids) != 1:
+            pieces = self.tokenizer.convert_ids_to_tokens(ids)
+            raise InvalidArgument(
+                f"{argument}: {text!r} is {len(ids)} tokens here {pieces}; expected text of exactly one token (a word "
+                "with its leading space is another token than without), or pass token ids"
+            )
+        return ids[0]
+
     def stream(self) -> TextStream:
         """A new incremental decoder."""
         return TextStream(self.tokenizer)
@@ -94,7 +109,8 @@ class TextCodec:
         if not own:
             options["chat_template"] = self.chat_template  # type: ignore[assignment]
         try:
-            text = self.tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, **options)
+            with TOKENIZER:
+                text = self.tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, **options)
         except Exception as error:  # templates are programs: jinja errors, ValueError, TypeError, …
             roles = [message["role"] for message in messages]
             raise InvalidArgument(
@@ -111,7 +127,8 @@ class TextCodec:
                 f"prompt: the character at {error.start} is half of a surrogate pair, which is no text; "
                 "decode the bytes it came from with errors='replace'"
             ) from None
-        ids = [int(i) for i in self.tokenizer.encode(text, add_special_tokens=special)]
+        with TOKENIZER:
+            ids = [int(i) for i in self.tokenizer.encode(text, add_special_tokens=special)]
         if not ids:
             raise InvalidArgument(f"prompt={text[:40]!r}: the tokenizer makes no token of it; expected at least one")
         return ids
@@ -165,6 +182,11 @@ def _check_messages(prompt: Any) -> list[Message]:
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise InvalidArgument(f"prompt[{index}]={message!r}: expected {{'role': 'user', 'content': '…'}}")
+        if not isinstance(message["content"], (str, list, tuple, type(None))):
+            raise InvalidArgument(
+                f"prompt[{index}]: its content is {type(message['content']).__name__} ({message['content']!r:.40}); "
+                "expected a string"
+            )
     if all(not message["content"] for message in messages):
         raise InvalidArgument("prompt: every message is empty; expected at least one character")
     return messages

@@ -69,6 +69,7 @@ def acceptance(
                 answers = loaded.generate(
                     texts[start : start + batch],
                     max_tokens=max_tokens,
+                    batch_size=batch,
                     width=shape.width,
                     length=shape.length,
                     nodes=shape.nodes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import portadraft
@@ -56,6 +56,21 @@ def read_prompt(prompt: str | None) -> str:
     return text.removesuffix("\n")
 
 
+def read_biases(texts: Sequence[str]) -> dict[int, float] | None:
+    """`ID=BIAS` options as a mapping.
+
+    Raises: InvalidArgument, naming the one that is not of that form.
+    """
+    out = {}
+    for text in texts:
+        token, _, bias = text.partition("=")
+        try:
+            out[int(token)] = float(bias)
+        except ValueError:
+            raise InvalidArgument(f"logit_bias={text!r}: expected ID=BIAS, such as 42=-5") from None
+    return out or None
+
+
 def drafter_name(name: str) -> str:
     """What `portadraft.load` calls it."""
     return "redrafter+lookup" if name == "both" else name
@@ -79,7 +94,7 @@ def describe(result: Generation) -> str:
     stats = result.stats
     lines = [
         f"{stats.generated_tokens} tokens in {stats.steps} steps, ended by {_ENDS[result.finish_reason]}; "
-        f"prompt of {stats.prompt_tokens} tokens read in {stats.prefill_s * 1000:.0f} ms",
+        f"prompt of {stats.prompt_tokens} tokens{_reused(stats)} read in {stats.prefill_s * 1000:.0f} ms",
         _speed(stats),
     ]
     if stats.accepted:
@@ -96,7 +111,12 @@ _ENDS = {
     "length": "max_tokens",
     "context": "the model's context limit",
     "stop": "a stop string",
+    "timeout": "its time limit",
 }
+
+
+def _reused(stats: Stats) -> str:
+    return f" ({stats.reused_tokens} of them kept from before)" if stats.reused_tokens else ""
 
 
 def _speed(stats: Stats) -> str:

@@ -1,0 +1,203 @@
+"""`generate` as transformers has it: tensors in, tensors out.
+
+    from portadraft.compat.transformers import wrap
+    fast = wrap(portadraft.load("smollm2-135m"))
+    ids = fast.generate(**tokenizer(["Hello", "Good morning"], return_tensors="pt", padding=True))
+
+Only the arguments change, never the way to decode: see docs/applications.md for the differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from portadraft.api import Model
+from portadraft.errors import InvalidArgument
+from portadraft.generation import Generation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DEFAULT_NEW_TOKENS = 20
+"""What transformers takes where neither the call nor the model's generation config says anything."""
+DEFAULT_TOP_K = 50
+"""The same, where it samples."""
+
+_FILTERS = ("temperature", "top_k", "top_p", "min_p")
+_OURS = ("width", "length", "nodes", "drafter", "batch_size", "reuse", "timeout_s", "acceptance", "seed")
+_HINTS = {
+    "num_beams": "beam search chooses other texts than the model's own sampling does; leave it at 1",
+    "assistant_model": "portadraft drafts by itself; leave it out, and pass drafter= to choose how",
+    "prompt_lookup_num_tokens": "pass drafter='lookup'",
+    "logits_processor": "pass logit_bias, banned, min_tokens or penalties to portadraft's own generate",
+    "stopping_criteria": "pass stop_strings, max_new_tokens or timeout_s",
+    "inputs_embeds": "pass input_ids",
+    "past_key_values": "pass reuse=True",
+    "max_time": "pass timeout_s",
+    "synced_gpus": "leave it out",
+}
+
+
+def wrap(model: Model) -> TransformersStyle:
+    """An object with transformers' `generate` around a loaded model."""
+    return TransformersStyle(model)
+
+
+class TransformersStyle:
+    """`generate(input_ids, …)` of transformers, decoded by portadraft."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    @property
+    def generation_config(self) -> Any:
+        """The model's own, from which defaults come as in transformers."""
+        return self.model.codec.generation_config
+
+    def generate(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        inputs: Tensor | None = None,
+        streamer: Any = None,
+        generation_config: Any = None,
+        **options: Any,
+    ) -> Tensor:
+        """Prompts and answers as one tensor.
+
+        input_ids: (B, T) integers; rows are padded on the left or on the right where attention_mask, (B, T),
+        is 0. Returns (B, T + longest answer): the prompts as they came, then the answers, padded behind
+        their end. On the device of input_ids.
+        streamer: gets the prompt's ids, then each new id, then `end()`; for one row only.
+        options: max_new_tokens, max_length, do_sample, temperature, top_k, top_p, min_p, repetition_penalty,
+        eos_token_id, pad_token_id, stop_strings, num_return_sequences, and portadraft's own width, length, nodes,
+        drafter, batch_size, reuse, timeout_s, seed. Without a seed, sampling draws one from torch's generator, so
+        `torch.manual_seed` repeats it.
+
+        Raises: InvalidArgument, also for options of transformers that are not served, with what to do.
+        """
+        import torch
+
+        ids = input_ids if input_ids is not None else inputs
+        prompts = _rows(ids, attention_mask)
+        assert ids is not None
+        config = _Config(generation_config or self.generation_config, options)
+        ours, pad = self._translate(config, int(ids.shape[1]), torch)
+        copies = config.number("num_return_sequences", 1)
+        if copies > 1:
+            prompts = [prompt for prompt in prompts for _ in range(copies)]
+            ids = ids.repeat_interleave(copies, dim=0)
+        if streamer is None:
+            answers = self.model.generate(prompts, **ours)
+        else:
+            answers = [self._streamed(prompts, ids, streamer, ours, torch)]
+        longest = max(len(answer.ids) for answer in answers)
+        out = ids.new_full((len(prompts), longest), pad)
+        for row, answer in zip(out, answers, strict=True):
+            row[: len(answer.ids)] = torch.tensor(answer.ids, dtype=ids.dtype, device=ids.device)
+        return torch.cat([ids, out], dim=1)
+
+    def _streamed(self, prompts: list[list[int]], ids: Tensor, streamer: Any, ours: Any, torch: Any) -> Generation:
+        if len(prompts) != 1:
+            raise InvalidArgument(f"streamer with {len(prompts)} rows: expected one row")
+        seed = ours.pop("seed", 0)
+        pieces = self.model.stream(prompts[0], **ours, seed=seed[0] if isinstance(seed, list) else seed)
+        streamer.put(ids.cpu())
+        answer = None
+        for piece in pieces:
+            for token in piece.ids:
+                streamer.put(torch.tensor([token]))
+            answer = piece.generation or answer
+        streamer.end()
+        assert answer is not None
+        return answer
+
+    def _translate(self, config: _Config, length: int, torch: Any) -> tuple[dict[str, Any], int]:
+        """Our own options, and the id that pads."""
+        ours: dict[str, Any] = {name: config.take(name) for name in _OURS if config.given(name)}
+        ours["max_tokens"] = _new_tokens(config, length)
+        penalty = config.take("repetition_penalty")
+        if penalty is not None:
+            ours["repetition_penalty"] = penalty
+        filters = {name: config.take(name) for name in _FILTERS}
+        if config.take("do_sample"):
+            ours["temperature"] = 1.0 if filters["temperature"] is None else filters["temperature"]
+            ours["top_k"] = DEFAULT_TOP_K if filters["top_k"] is None else filters["top_k"] or None
+            ours.update({name: filters[name] for name in ("top_p", "min_p") if filters[name] is not None})
+            if "seed" not in ours:
+                ours["seed"] = int(torch.randint(2**62, ()))
+        ends = config.take("eos_token_id")
+        ours["end_tokens"] = [ends] if isinstance(ends, int) else list(ends or ())
+        ours["stop"] = config.take("stop_strings")
+        pad = config.take("pad_token_id")
+        if pad is None:
+            pad = ours["end_tokens"][0] if ours["end_tokens"] else 0
+        config.done()
+        return ours, int(pad)
+
+
+class _Config:
+    """What the call says, else what the generation config says."""
+
+    def __init__(self, config: Any, options: Mapping[str, Any]) -> None:
+        self._config, self._options, self._read = config, options, {"num_return_sequences", "use_cache"}
+
+    def given(self, name: str) -> bool:
+        return name in self._options
+
+    def take(self, name: str) -> Any:
+        self._read.add(name)
+        value = self._options.get(name)
+        return getattr(self._config, name, None) if value is None else value
+
+    def number(self, name: str, default: int) -> int:
+        value = self._options.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidArgument(f"{name}={value!r}: expected an integer of at least 1")
+        return value
+
+    def done(self) -> None:
+        """Raises: InvalidArgument for an option that nothing has read and that would change something."""
+        for name, value in self._options.items():
+            idle = value is None or value is False or (name == "num_beams" and value == 1)
+            if name not in self._read and not idle:
+                hint = _HINTS.get(name, "leave it out, or use transformers' own generate")
+                raise InvalidArgument(f"{name}={value!r:.60}: not served here; {hint}")
+
+
+def _new_tokens(config: _Config, length: int) -> int:
+    """The most new tokens: of the call's two names the one that is given, else of the config's, else 20."""
+    total = config.take("max_length") if config.given("max_length") and not config.given("max_new_tokens") else None
+    wanted = config.take("max_new_tokens") if total is None else None
+    config.take("max_length")
+    if total is not None:
+        if total <= length:
+            raise InvalidArgument(
+                f"max_length={total}: input_ids has {length} columns; expected more than that, or max_new_tokens"
+            )
+        return int(total) - length
+    return DEFAULT_NEW_TOKENS if wanted is None else wanted
+
+
+def _rows(ids: Any, mask: Any) -> list[list[int]]:
+    """The prompts without their padding."""
+    if ids is None or getattr(ids, "ndim", 0) != 2 or ids.is_floating_point() or 0 in ids.shape:
+        shape = tuple(ids.shape) if hasattr(ids, "shape") else type(ids).__name__
+        raise InvalidArgument(
+            f"input_ids: {shape}; expected a tensor of token ids (rows, tokens), such as a tokenizer's"
+        )
+    if mask is None:
+        return [[int(i) for i in row] for row in ids.tolist()]
+    if tuple(mask.shape) != tuple(ids.shape):
+        raise InvalidArgument(
+            f"attention_mask: shape {tuple(mask.shape)}; expected that of input_ids, {tuple(ids.shape)}"
+        )
+    rows = []
+    for number, (row, keep) in enumerate(zip(ids.tolist(), mask.tolist(), strict=True)):
+        kept = [int(i) for i, k in zip(row, keep, strict=True) if k]
+        if not kept:
+            raise InvalidArgument(f"attention_mask: row {number} is 0 everywhere; expected at least one token")
+        rows.append(kept)
+    return rows

@@ -1,0 +1,113 @@
+"""Conversations: messages that grow, and keys and values that are not computed twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from portadraft.errors import InvalidArgument
+from portadraft.generation import Delta, Generation
+from portadraft.options import check_names
+from portadraft.prefix import DEFAULT_BYTES, PrefixCache
+from portadraft.text import Message
+
+if TYPE_CHECKING:
+    from portadraft.api import Model
+
+
+class Chat:
+    """A conversation with a model.
+
+    messages: a plain list of `{"role": …, "content": …}`; change it as you like (take turns back,
+    edit one): the next answer is to what stands there then, and of the keys and values that are
+    kept the common beginning is used. An answer is what a stateless call with the same
+    messages gives; `Generation.stats.reused_tokens` says how much of the prompt was kept.
+    prefixes: what is kept, with its limit.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        system: str | None = None,
+        messages: Sequence[Message] = (),
+        *,
+        max_bytes: int = DEFAULT_BYTES,
+        **options: Any,
+    ) -> None:
+        """system: a first message of that role. max_bytes: of kept keys and values. options: of every turn.
+
+        Raises: InvalidArgument for a model without a chat template, or options of a wrong value;
+        TypeError for an unknown option.
+        """
+        if model.codec.chat_template is None:
+            raise InvalidArgument(
+                f"model={model.name!r}: it has no chat template, so it cannot tell turns apart; call generate "
+                "with raw=True"
+            )
+        check_names(options)
+        for name in ("raw", "reuse"):
+            if name in options:
+                raise InvalidArgument(f"{name}: a chat decides that itself; leave it out, or call generate")
+        if system is not None and not isinstance(system, str):
+            raise InvalidArgument(f"system={system!r}: expected a string")
+        self.model = model
+        self.options = dict(options)
+        self.prefixes = PrefixCache(max_bytes)
+        self.messages: list[dict[str, Any]] = [dict(message) for message in messages]
+        if system is not None:
+            self.messages.insert(0, {"role": "system", "content": system})
+
+    def send(self, text: str, **options: Any) -> Generation:
+        """The answer to one more user message. Both are added to `messages`; after an error neither is.
+
+        options: as `Model.generate`'s, for this turn alone.
+        """
+        asked = self._asked(text)
+        answer = self.model.generate([*self.messages, asked], **self._options(options))
+        self._add(asked, answer)
+        return answer
+
+    def stream(self, text: str, **options: Any) -> Iterator[Delta]:
+        """As `send`, piece by piece; a stream that is closed early leaves `messages` as they were."""
+        asked = self._asked(text)
+        pieces = self.model.stream([*self.messages, asked], **self._options(options))
+        return self._followed(asked, pieces)
+
+    def _followed(self, asked: dict[str, Any], pieces: Iterator[Delta]) -> Iterator[Delta]:
+        try:
+            for piece in pieces:
+                if piece.generation is not None:
+                    self._add(asked, piece.generation)
+                yield piece
+        finally:
+            pieces.close()  # type: ignore[attr-defined]
+
+    async def asend(self, text: str, **options: Any) -> Generation:
+        """`send` for asyncio."""
+        asked = self._asked(text)
+        answer: Generation = await self.model.agenerate([*self.messages, asked], **self._options(options))
+        self._add(asked, answer)
+        return answer
+
+    def undo(self) -> str:
+        """Take the last user message and what followed it back; returns its text.
+
+        Raises: InvalidArgument where there is none.
+        """
+        for place in reversed(range(len(self.messages))):
+            if self.messages[place]["role"] == "user":
+                text = str(self.messages[place]["content"])
+                del self.messages[place:]
+                return text
+        raise InvalidArgument("messages: no user message to take back")
+
+    def _asked(self, text: str) -> dict[str, Any]:
+        if not isinstance(text, str) or not text:
+            raise InvalidArgument(f"text={text!r}: expected a string of at least one character")
+        return {"role": "user", "content": text}
+
+    def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self.options, **options, "reuse": self.prefixes}
+
+    def _add(self, asked: dict[str, Any], answer: Generation) -> None:
+        self.messages += [asked, {"role": "assistant", "content": answer.text}]

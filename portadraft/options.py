@@ -1,0 +1,221 @@
+"""The options of generating: named, checked and completed before the model runs."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from portadraft.core.drafter import Drafter
+from portadraft.core.rejection import Acceptance
+from portadraft.core.sampling import Sampling, row_seed
+from portadraft.errors import InvalidArgument
+from portadraft.prefix import PrefixCache
+from portadraft.stopping import check_stops
+from portadraft.text import TextCodec
+
+DEFAULT_MAX_TOKENS = 256
+DEFAULT_BATCH_SIZE = 8
+"""Rows that are decoded at once, where a list of prompts is longer and the caller names no number: every row
+needs a cache of its own, and on a CPU eight rows with drafts already fill a pass."""
+MOST_LOGPROBS = 64
+
+_SAMPLING = tuple(field.name for field in fields(Sampling))
+_OTHERS = (
+    "max_tokens", "raw", "stop", "sampling", "end_tokens", "logprobs", "acceptance", "timeout_s", "batch_size",
+    "reuse", "drafter", "width", "length", "nodes", "profile",
+)  # fmt: skip
+NAMES = frozenset((*_OTHERS, *_SAMPLING))
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a call was asked for, checked.
+
+    seeds: one for each prompt. end_tokens: ids that end an answer. drafter: what was named, or
+    `...` where nothing was. reuse: the cache of prefixes, True for the model's own, or False.
+    """
+
+    max_tokens: int
+    raw: bool
+    stop: tuple[str, ...]
+    sampling: Sampling
+    seeds: tuple[int, ...]
+    end_tokens: frozenset[int]
+    logprobs: int | None
+    acceptance: Acceptance
+    timeout_s: float | None
+    batch_size: int | None
+    reuse: bool | PrefixCache
+    drafter: Any
+    width: int | None
+    length: int | None
+    nodes: int | None
+    profile: bool
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Raises: TypeError for an unknown option, naming the nearest."""
+    for name in options:
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, sorted(NAMES), n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]!r}? Expected" if near else "expected"
+            raise TypeError(f"unknown option {name!r}; {hint} one of {', '.join(sorted(NAMES))}")
+
+
+def parse(options: Mapping[str, Any], prompts: int, batch: bool, codec: TextCodec) -> Options:
+    """Check all options of a call for so many prompts.
+
+    Raises: TypeError for an unknown name; InvalidArgument for a value outside what is allowed.
+    """
+    check_names(options)
+    sampling, seeds = _sampling(options, prompts, batch, codec)
+    return Options(
+        max_tokens=_max_tokens(options.get("max_tokens")),
+        raw=bool(options.get("raw", False)),
+        stop=check_stops(options.get("stop")),
+        sampling=sampling,
+        seeds=seeds,
+        end_tokens=_end_tokens(options.get("end_tokens"), codec),
+        logprobs=_logprobs(options.get("logprobs")),
+        acceptance=_acceptance(options.get("acceptance")),
+        timeout_s=_timeout(options.get("timeout_s")),
+        batch_size=_at_least_one("batch_size", options.get("batch_size")),
+        reuse=_reuse(options.get("reuse", False)),
+        drafter=_drafter(options),
+        width=options.get("width"),
+        length=options.get("length"),
+        nodes=options.get("nodes"),
+        profile=bool(options.get("profile", False)),
+    )
+
+
+def _sampling(
+    options: Mapping[str, Any], prompts: int, batch: bool, codec: TextCodec
+) -> tuple[Sampling, tuple[int, ...]]:
+    """How to choose, and each prompt's seed."""
+    values = _model_defaults(options.get("sampling"), codec)
+    values.update({name: options[name] for name in _SAMPLING if options.get(name) is not None and name != "seed"})
+    if "banned" in values:
+        values["banned"] = _banned(values["banned"], codec)
+    seed = options.get("seed")
+    if isinstance(seed, Sequence) and not isinstance(seed, (str, bytes)):
+        if len(seed) != prompts or not batch:
+            given = f"a list of {len(seed)}"
+            raise InvalidArgument(
+                f"seed: {given} for {prompts} prompts; expected one for each of them"
+                if batch
+                else f"seed: {given} for one prompt; expected an integer"
+            )
+        for one in seed:
+            Sampling(seed=one)  # checks it
+        return Sampling(**values), tuple(seed)
+    if seed is not None:
+        values["seed"] = seed
+    sampling = Sampling(**values)
+    return sampling, tuple(row_seed(sampling.seed, i) for i in range(prompts))
+
+
+_OF_MODELS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def _model_defaults(sampling: Any, codec: TextCodec) -> dict[str, Any]:
+    """What the model's generation config recommends, where `sampling="model"` asks for it."""
+    if sampling is None:
+        return {}
+    if sampling != "model":
+        raise InvalidArgument(f"sampling={sampling!r}: expected 'model' (what the model's files recommend), or None")
+    config = codec.generation_config
+    found = {name: getattr(config, name, None) for name in _OF_MODELS}
+    values = {name: value for name, value in found.items() if value is not None}
+    if getattr(config, "do_sample", None):
+        values.setdefault("temperature", 1.0)
+        return values
+    # transformers then takes the best token, whatever temperature and filters say.
+    return {name: value for name, value in values.items() if name == "repetition_penalty"}
+
+
+def _banned(banned: Any, codec: TextCodec) -> tuple[int, ...]:
+    """Ids and strings that are never to be chosen, as ids."""
+    items = [banned] if isinstance(banned, (str, int)) else banned
+    if not isinstance(items, (Sequence, set, frozenset)):
+        raise InvalidArgument(f"banned={banned!r}: expected token ids, or strings of one token each, or a list of them")
+    out = []
+    for item in items:
+        if isinstance(item, str):
+            out.append(codec.token_of(item, "banned"))
+        elif hasattr(item, "__index__") and not isinstance(item, bool):
+            out.append(item.__index__())
+        else:
+            raise InvalidArgument(f"banned: {item!r}; expected a token id or a string of one token")
+    return tuple(dict.fromkeys(out))
+
+
+def _max_tokens(value: Any) -> int:
+    checked = _at_least_one("max_tokens", value)
+    return DEFAULT_MAX_TOKENS if checked is None else checked
+
+
+def _at_least_one(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgument(f"{name}={value!r}: expected an integer of at least 1")
+    return value
+
+
+def _end_tokens(value: Any, codec: TextCodec) -> frozenset[int]:
+    if value is None:
+        return codec.end_tokens
+    items = [value] if isinstance(value, int) else value
+    if isinstance(items, (str, bytes)) or not all(
+        isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in items
+    ):
+        raise InvalidArgument(f"end_tokens={value!r}: expected token ids; None takes those that the model's files name")
+    return frozenset(items)
+
+
+def _logprobs(value: Any) -> int | None:
+    if value is None or value is False:
+        return None
+    if value is True:
+        return 0
+    if not isinstance(value, int) or not 0 <= value <= MOST_LOGPROBS:
+        raise InvalidArgument(
+            f"logprobs={value!r}: expected True, or how many of the most probable tokens to name beside the chosen one "
+            f"(0…{MOST_LOGPROBS})"
+        )
+    return value
+
+
+def _acceptance(value: Any) -> Acceptance:
+    if value not in (None, "match", "rejection"):
+        raise InvalidArgument(
+            f"acceptance={value!r}: expected 'match' (the text that plain decoding gives) or 'rejection' (the rule of "
+            "Leviathan et al., for comparison)"
+        )
+    return value or "match"
+
+
+def _timeout(value: Any) -> float | None:
+    if value is None:
+        return None
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value) and value > 0
+    if not good:
+        raise InvalidArgument(f"timeout_s={value!r}: expected seconds above 0, or None for no limit")
+    return float(value)
+
+
+def _reuse(value: Any) -> bool | PrefixCache:
+    if isinstance(value, (bool, PrefixCache)):
+        return value
+    if value is None:
+        return False
+    raise InvalidArgument(f"reuse={value!r}: expected True, False or a PrefixCache")
+
+
+def _drafter(options: Mapping[str, Any]) -> str | Path | Drafter | Any | None:
+    return options.get("drafter", ...)
