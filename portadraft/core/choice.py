@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from portadraft.core.filters import divisor, probabilities
+from portadraft.core.filters import probabilities
 from portadraft.core.ops import Ops
 from portadraft.core.penalties import History, Processors
 from portadraft.core.sampling import Sampling
@@ -64,34 +64,16 @@ class Chooser:
 def draw(ops: Ops, weights: Array, uniforms: Array) -> Array:
     """The first token, in order of id, whose running sum of weights exceeds uniform x total: (B,) int32.
 
-    weights: (B, V) float32, at least 0, one of them above; uniforms: (B,) float32 in [0, 1]. Tokens
-    without weight are never drawn: where rounding leaves none above, it is the last one that has any.
-    The sum runs over blocks, so that its rounding error stays that of a short sum.
+    weights: (B, V) float32, at least 0, one of them above; uniforms: (B,) float32 in [0, 1]. The sums
+    are of whole numbers, 2**30 for all weight, so that they are exact and rise whatever the order in
+    which a device adds, and a token without weight (below 2**-31 of all) is never drawn. A uniform that
+    rounds to 1 draws the last token that has any.
     """
-    batch, vocabulary = weights.shape
-    block = divisor(vocabulary)
-    blocks = -(-vocabulary // block)
-    padding = blocks * block - vocabulary
-    if padding:
-        weights = ops.concat([weights, ops.full((batch, padding), 0.0, "float32")], axis=1)
-    weights = weights.reshape(batch, blocks, block)
-    totals = weights.sum(axis=2)
-    sums = ops.cumsum(totals, axis=1)
-    aim = uniforms * sums[:, -1]
-    at_block = _first_above(ops, totals, sums, aim)
-    before = ops.gather(ops.concat([ops.full((batch, 1), 0.0, "float32"), sums], axis=1), at_block[:, None], axis=1)
-    inside = ops.take(weights.reshape(batch * blocks, block), ops.arange(batch) * blocks + at_block)
-    at = _first_above(ops, inside, ops.cumsum(inside, axis=1), aim - before[:, 0])
-    return at_block * block + at
+    scale = _ALL / weights.sum(axis=1)
+    sums = ops.cumsum(ops.cast(weights * scale[:, None] + 0.5, "int32"), axis=1)
+    total = sums[:, -1]
+    aim = ops.cast(uniforms * ops.cast(total, "float32"), "int32")
+    return ops.searchsorted(sums, ops.where(aim < total, aim, total - 1))
 
 
-def _first_above(ops: Ops, weights: Array, sums: Array, aim: Array) -> Array:
-    """The first index of each row with any weight and sums > aim; where there is none, the last with weight.
-
-    The weights are asked for as well, since a parallel device's running sums need not be monotone.
-    """
-    size = weights.shape[1]
-    places = ops.arange(size)[None, :]
-    alive = weights > 0
-    rank = ops.where(alive & (sums > aim[:, None]), 2 * size - places, ops.where(alive, places, -1))
-    return ops.argmax(rank, axis=1)
+_ALL = float(2**30)

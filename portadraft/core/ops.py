@@ -1,6 +1,6 @@
 """The tensor protocol: all that the core asks of an array library.
 
-Native arrays keep their operators (`+ - * @ == < & | ~ << >>`), slicing with ints and slices,
+Native arrays keep their operators (`+ - * @ == < & | ~`), slicing with ints and slices,
 `None` axes, `.shape`, `.reshape` and `.sum(axis=…)`. `Ops` adds only what the libraries
 spell differently. Data-dependent shapes (boolean indexing, nonzero) and random numbers
 are left out on purpose: a step must be capturable, and uniforms come from the host.
@@ -69,12 +69,6 @@ class Ops(Protocol):
         Where an index stands more than once, one of its values wins; which one is not said.
         """
 
-    def scatter_add(self, x: Array, indices: Array, values: Array, axis: int) -> Array:
-        """A copy of x with values added at indices along `axis`; an index may stand more than once.
-
-        In whole numbers the sums are exact in any order, on every device.
-        """
-
     def where(self, condition: Array, a: Array | float, b: Array | float) -> Array: ...
 
     def clip(self, x: Array, low: float, high: float) -> Array:
@@ -95,6 +89,16 @@ class Ops(Protocol):
 
     def top_k(self, x: Array, k: int) -> tuple[Array, Array]:
         """The k greatest along the last axis, descending, and their int32 indices."""
+
+    def searchsorted(self, x: Array, values: Array) -> Array:
+        """How many entries of each rising row of x (B, n) are at most its value (B,): (B,) int32."""
+
+    def mass_threshold(self, x: Array, share: float) -> Array:
+        """The least entry that is needed to hold `share` of each row's sum, the greatest taken first.
+
+        x: (B, n) float32, none below 0; 0 < share < 1. Returns (B,) float32: an entry is at least that
+        where the entries greater than it hold less than share · sum.
+        """
 
     def max(self, x: Array, axis: int) -> Array: ...
 

@@ -160,10 +160,11 @@ def test_the_ends_of_the_unit_interval(ops, vocabulary):
     assert chosen(ops, logits, 1.0, [0.0, 1.0]) == [1, vocabulary - 2]
 
 
-def test_the_last_kept_token_may_weigh_nothing_beside_the_sum(ops):
-    logits = np.full((1, 300), -np.inf, dtype=np.float32)
-    logits[0, 10], logits[0, 11], logits[0, 200] = 0.0, -25.0, -25.0
-    assert chosen(ops, logits, 1.0, [1.0]) == [200]
+def test_a_uniform_of_one_draws_the_last_token_that_has_any_weight(ops):
+    logits = np.full((2, 300), -np.inf, dtype=np.float32)
+    logits[:, 10], logits[:, 11] = 0.0, -12.0
+    logits[0, 200], logits[1, 200] = -12.0, -25.0  # 1e-11 of all weighs nothing
+    assert chosen(ops, logits, 1.0, [1.0, 1.0]) == [200, 11]
 
 
 @settings(max_examples=80)

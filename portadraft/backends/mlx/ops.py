@@ -146,8 +146,11 @@ class MlxOps:
 
     def mass_threshold(self, x: Array, share: float) -> Array:
         falling = -mx.sort(-x, axis=1)
-        sums = mx.cumsum(falling, axis=1)
-        before = mx.minimum(mx.sum(sums < sums[:, -1:] * share, axis=1, keepdims=True), x.shape[1] - 1)
+        # In whole numbers: sums that are exact, and rise, in whatever order a device adds.
+        scale = 2.0**30 / mx.sum(falling, axis=1, keepdims=True)
+        sums = mx.cumsum((falling * scale + 0.5).astype(mx.int32), axis=1)
+        needed = (sums[:, -1:] * share).astype(mx.int32)
+        before = mx.minimum(mx.sum(sums < needed, axis=1, keepdims=True), x.shape[1] - 1)
         return mx.take_along_axis(falling, before, axis=1)[:, 0]
 
     def max(self, x: Array, axis: int) -> Array:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from portadraft.backends.host import mass_threshold
 from portadraft.errors import InvalidArgument
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,13 +72,6 @@ class NumpyOps:
         np.put_along_axis(out, indices, values, axis=axis)
         return out
 
-    def scatter_add(self, x: Array, indices: Array, values: Array, axis: int) -> Array:
-        out = np.array(x)
-        places: list[Array] = list(np.indices(indices.shape, sparse=True))
-        places[axis] = indices
-        np.add.at(out, tuple(places), values)
-        return out
-
     def clip(self, x: Array, low: float, high: float) -> Array:
         return np.asarray(np.clip(x, low, high))
 
@@ -105,6 +99,13 @@ class NumpyOps:
     def top_k(self, x: Array, k: int) -> tuple[Array, Array]:
         order = np.argsort(-x, axis=-1, kind="stable")[..., :k]
         return np.take_along_axis(x, order, axis=-1), order.astype(np.int32)
+
+    def searchsorted(self, x: Array, values: Array) -> Array:
+        counts = [np.searchsorted(row, value, side="right") for row, value in zip(x, values, strict=True)]
+        return np.asarray(counts, dtype=np.int32)
+
+    def mass_threshold(self, x: Array, share: float) -> Array:
+        return mass_threshold(x, share)
 
     def max(self, x: Array, axis: int) -> Array:
         return np.asarray(x.max(axis=axis))
