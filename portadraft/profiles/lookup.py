@@ -55,13 +55,18 @@ class Found:
     looked: tuple[Looked, ...] = ()
 
     @property
+    def trusted(self) -> bool:
+        """Whether it was measured under just these circumstances."""
+        return self.step == "exact" and self.profile is not None and self.profile.origin == "measured"
+
+    @property
     def reason(self) -> str:
         """One line for stats."""
-        if self.profile is None:
-            places = ", ".join(f"{one.place}" + (f": {one.note}" if one.note else "") for one in self.looked)
-            return f"no profile for this machine and model ({places or 'none was asked for'})"
-        pooled = f", {self.pooled} pooled" if self.pooled > 1 else ""
         differences = f"; {', '.join(self.differences)}" if self.differences else ""
+        if self.profile is None:
+            looked = ", ".join(one.place + (f": {one.note}" if one.note else "") for one in self.looked)
+            return f"no profile for this machine and model ({looked or 'none was asked for'}{differences})"
+        pooled = f", {self.pooled} pooled" if self.pooled > 1 else ""
         return f"profile, {self.step}: {self.place}{pooled}{differences}"
 
     def as_dict(self) -> dict[str, Any]:

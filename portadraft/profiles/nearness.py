@@ -146,6 +146,16 @@ def same_context(a: int, b: int) -> bool:
     return high <= CONTEXT_FACTOR * low
 
 
+def temperature_class(temperature: float) -> float:
+    """Calls of one class are served by one look-up."""
+    return round(temperature, 1)
+
+
+def context_class(context: int) -> int:
+    """Powers of two above SHORT_CONTEXT; calls of one class are served by one look-up."""
+    return max(context, SHORT_CONTEXT).bit_length()
+
+
 def same_device(a: Machine, b: Machine) -> bool:
     """The same canonical device; of CPUs, as many cores and threads of it. Memory is not compared."""
     if (a.name, a.kind) != (b.name, b.kind):

@@ -1,0 +1,272 @@
+"""What the commands of `portadraft profiles` do. Results to standard output; everything else to standard error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from portadraft.cli.guard import complain
+from portadraft.errors import CorruptFile, InvalidArgument, PortadraftError
+from portadraft.profiles.catalog import Place, places
+from portadraft.profiles.folder import Folder
+from portadraft.profiles.home import config_path, store_url, user_folder
+from portadraft.profiles.indexing import push as push_documents
+from portadraft.profiles.mirror import Mirror
+from portadraft.profiles.nearness import Summary
+from portadraft.profiles.pooling import merge as merge_profiles
+from portadraft.profiles.reading import parse, read
+from portadraft.profiles.schema import Profile, as_document
+from portadraft.profiles.stores import open_store
+
+
+def list_(store: str | None, as_json: bool) -> None:
+    found = places(store or "auto", refresh=False)
+    if as_json:
+        rows = [
+            {"id": identity, "place": place.label, **summary.model_dump(mode="json")}
+            for place in found
+            for identity, summary in place.entries.items()
+        ]
+        print(json.dumps({"profiles": rows, "notes": {p.label: p.note for p in found if p.note}}))
+        return
+    for place in found:
+        _table(place)
+
+
+def _table(place: Place) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    if not place.entries:
+        note = f" ({place.note})" if place.note else ""
+        console.print(f"[bold]{escape(place.label)}[/bold]: no profiles{escape(note)}", soft_wrap=True)
+        return
+    table = Table(title=escape(place.label + (f" ({place.note})" if place.note else "")), title_justify="left")
+    table.add_column("id", no_wrap=True)
+    for column in ("device", "model", "drafter", "what"):
+        table.add_column(column, overflow="fold")
+    table.add_column("made", no_wrap=True)
+    for identity, summary in sorted(place.entries.items(), key=lambda item: item[1].created, reverse=True):
+        device, model, drafter, dtype, temperature, _, made, origin = _row(summary)
+        what = f"{origin}, {dtype}" + ("" if temperature == "0" else f", temperature {temperature}")
+        table.add_row(identity[:8], *map(escape, (device, model, drafter, what, made)))
+    console.print(table)
+
+
+def _row(summary: Summary) -> tuple[str, ...]:
+    machine = summary.machine
+    memory = f", {machine.memory_gb} GB" if machine.memory_gb else ""
+    cores = f", {machine.threads or machine.cores} threads" if machine.kind == "cpu" else ""
+    versions = ", ".join(f"{name} {version}" for name, version in summary.software.versions.items())
+    return (
+        f"{machine.name}{cores}{memory}",
+        summary.model.name or summary.model.architecture_id,
+        summary.drafter.name,
+        summary.conditions.dtype,
+        f"{summary.conditions.temperature:g}",
+        versions or summary.software.backend,
+        f"{summary.created:%Y-%m-%d}",
+        summary.origin + (", busy" if summary.disturbed else ""),
+    )
+
+
+def show(identity: str, as_json: bool) -> None:
+    profile = _one(identity)
+    if as_json:
+        print(json.dumps(as_document(profile)))
+        return
+    print(describe(profile))
+
+
+def describe(profile: Profile) -> str:
+    """A profile for people."""
+    summary = Summary.of(profile)
+    device, model, drafter, dtype, temperature, versions, made, origin = _row(summary)
+    lines = [
+        f"profile {profile.id}",
+        f"{origin} {made}: {model} with {drafter}, {dtype}, temperature {temperature}, context "
+        f"{profile.conditions.context}, for {profile.conditions.objective}",
+        f"on {device} ({versions})",
+    ]
+    lines += [f"source: {profile.source}"] if profile.source else []
+    for choice in profile.batches:
+        speed = "" if choice.tokens_per_s is None else f", {choice.tokens_per_s:.1f} tokens/s"
+        plain = "" if choice.plain_tokens_per_s is None else f" (plain {choice.plain_tokens_per_s:.1f})"
+        gain = "" if choice.speedup is None else f", {choice.speedup:.2f}x"
+        lines.append(f"batch {choice.batch_size}: {choice.shape or 'plain decoding'}{speed}{plain}{gain}")
+    if profile.recommended_batch_size:
+        lines.append(f"recommended batch size: {profile.recommended_batch_size}")
+    submitters = len({sample.submitter for sample in profile.samples})
+    if profile.samples:
+        lines.append(f"{len(profile.samples)} samples of {submitters} submitter{'s' if submitters > 1 else ''}")
+    return "\n".join(lines)
+
+
+def explain(load: dict[str, Any], *, temperature: float, context: int, as_json: bool) -> None:
+    import portadraft
+    from portadraft.cli.generate import drafter_name
+    from portadraft.profiles.book import Book
+
+    where = str(load.pop("profiles"))
+    load["drafter"] = drafter_name(load["drafter"])
+    model = portadraft.load(load.pop("model"), **load)
+    book = Book(model.target, model.name, profiles=where)
+    selected = model.selected
+    query = book.query(selected, temperature=temperature, context=context)
+    found = book.find(selected, temperature=temperature, context=context)
+    asked = {
+        "machine": query.machine.model_dump(),
+        "software": query.software.model_dump(),
+        "model": query.model.model_dump(),
+        "drafter": query.drafter.model_dump(),
+        "dtype": query.dtype,
+        "temperature": temperature,
+        "context": context,
+    }
+    if as_json:
+        batches = [] if found.profile is None else as_document(found.profile)["batches"]
+        print(json.dumps({"looked_for": asked, **found.as_dict(), "reason": found.reason, "batches": batches}))
+        return
+    machine, software = query.machine, query.software
+    threads = f", {machine.threads} threads" if machine.threads else ""
+    versions = ", ".join(f"{name} {version}" for name, version in software.versions.items())
+    print(f"looked for: {machine.name}{threads}, {machine.memory_gb} GB")
+    print(f"            portadraft {software.portadraft}, {versions}")
+    print(f"            {query.model.name}, architecture {query.model.architecture_id}, {query.dtype}")
+    print(f"            drafter {query.drafter.name}; temperature {temperature:g}, context {context}")
+    for one in found.looked:
+        note = f" ({one.note})" if one.note else ""
+        print(f"looked in:  {one.place}{note}: {one.profiles} profiles, nearest: {one.best}")
+    if store_url(None) is None and where == "auto":
+        print(f"            no fleet store is configured (--store, $PORTADRAFT_PROFILES, or {config_path()})")
+    print(f"used:       {found.reason}")
+    if found.profile is not None:
+        print(describe(found.profile))
+    else:
+        print("            the default shape is used; `portadraft tune` measures this machine")
+
+
+def push(ids: Sequence[str], store: str | None, as_json: bool) -> None:
+    url = _store(store)
+    documents = [profile.to_bytes() for profile in _of_user(ids)]
+    if not documents:
+        raise InvalidArgument(f"{user_folder().path}: it holds no profiles; make one with `portadraft tune`")
+    pushed = push_documents(open_store(url), documents, note=complain)
+    if as_json:
+        print(json.dumps({"store": url, "pushed": pushed}))
+    else:
+        print(f"{_count(len(pushed))} in {url}")
+
+
+def pull(store: str | None, as_json: bool) -> None:
+    url = _store(store)
+    synced = Mirror(url).sync(warn=lambda text: complain(f"warning: {text}"))
+    if as_json:
+        print(json.dumps({"store": url, **vars(synced)}))
+    else:
+        print(
+            f"{_count(synced.total)} in {url}: {len(synced.fetched)} new here, {len(synced.removed)} gone, "
+            f"{len(synced.refused)} refused"
+        )
+
+
+def merge(files: Sequence[Path], out: Path | None, store: str | None, as_json: bool) -> None:
+    if files:
+        profiles = [read(path) for path in files]
+    else:
+        found = [place for place in places(store or "auto", refresh=False) if place.folder is not None]
+        loaded = (place.load(identity) for place in found for identity in place.entries)
+        profiles = [profile for profile in loaded if profile is not None]
+    merged = merge_profiles(profiles)
+    folder = Folder(out) if out is not None else user_folder()
+    ids = [folder.put(profile.to_bytes()) for profile in merged]
+    if as_json:
+        print(json.dumps({"read": len(profiles), "folder": str(folder.path), "merged": ids}))
+    else:
+        print(f"{_count(len(profiles))} pooled to {len(ids)} in {folder.path}")
+
+
+def export(ids: Sequence[str], out: Path, as_json: bool) -> None:
+    written = [Folder(out).put(profile.to_bytes()) for profile in _of_user(ids)]
+    if as_json:
+        print(json.dumps({"folder": str(out), "exported": written}))
+    else:
+        print(f"{_count(len(written))} written to {out}")
+
+
+def import_(files: Sequence[Path], as_json: bool) -> None:
+    profiles = [read(path) for path in files]  # all of them first, so that a broken one changes nothing
+    ids = [user_folder().put(profile.to_bytes()) for profile in profiles]
+    if as_json:
+        print(json.dumps({"folder": str(user_folder().path), "imported": ids}))
+    else:
+        print(f"{_count(len(ids))} taken into {user_folder().path}")
+
+
+def validate(files: Sequence[Path], as_json: bool) -> bool:
+    rows: list[dict[str, Any]] = []
+    for path in files:
+        try:
+            profile = read(path)
+            rows.append({"file": str(path), "valid": True, "id": profile.id, "problem": None})
+        except (PortadraftError, OSError) as error:
+            rows.append({"file": str(path), "valid": False, "id": None, "problem": str(error)})
+    if as_json:
+        print(json.dumps({"files": rows}))
+    else:
+        for row in rows:
+            print(f"{row['file']}: a profile, id {row['id'][:12]}" if row["valid"] else row["problem"])
+    return all(row["valid"] for row in rows)
+
+
+def _store(flag: str | None) -> str:
+    found = store_url(flag)
+    if found is None:
+        raise InvalidArgument(
+            f'store: none is configured; pass --store, set PORTADRAFT_PROFILES, or write [profiles] store = "URL" to '
+            f"{config_path()}"
+        )
+    return found[0]
+
+
+def _of_user(ids: Sequence[str]) -> list[Profile]:
+    folder = user_folder()
+    chosen = [_resolve(one, folder.ids()) for one in ids] if ids else folder.ids()
+    out = []
+    for identity in chosen:
+        try:
+            out.append(parse(folder.get(identity), f"{folder.url}/{identity}.json"))
+        except CorruptFile as error:
+            if ids:
+                raise
+            complain(f"warning: a profile is passed over: {error}")
+    return out
+
+
+def _resolve(text: str, ids: Sequence[str]) -> str:
+    found = sorted({identity for identity in ids if len(text) >= 4 and identity.startswith(text.lower())})
+    if len(found) != 1:
+        what = "several profiles begin so" if found else "no such profile"
+        raise InvalidArgument(
+            f"id={text!r:.80}: {what}; expected an id of `portadraft profiles list`, or its beginning"
+        )
+    return found[0]
+
+
+def _one(text: str) -> Profile:
+    if Path(text).is_file():
+        return read(Path(text))
+    found = places(refresh=False)
+    identity = _resolve(text, [identity for place in found for identity in place.entries])
+    for place in found:
+        if identity in place.entries and (profile := place.load(identity)) is not None:
+            return profile
+    raise CorruptFile(f"id={text!r:.80}: the profile cannot be read; see the warning above")
+
+
+def _count(number: int) -> str:
+    return "1 profile" if number == 1 else f"{number} profiles"
