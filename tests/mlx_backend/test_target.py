@@ -1,9 +1,8 @@
-"""The mlx target: negative controls, rows that come and go, commits that copy nothing, what is left alone."""
+"""The mlx target: negative controls, rows that come and go, known prefixes, what is left alone."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,9 +16,8 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
 from portadraft.backends.mlx import rotary
 from portadraft.backends.mlx.cache import LayerCache
 from portadraft.backends.mlx.target import MlxTarget
-from portadraft.core.decode import Decoder, Request
+from portadraft.core.requests import Request
 from portadraft.core.types import BeamShape
-from portadraft.drafters import OracleDrafter
 from portadraft.errors import InvalidArgument
 from portadraft.testing import Tree, pack_tree, verdict_for
 from tests.mlx_backend import packed, tiny
@@ -210,49 +208,3 @@ def test_the_context_ends() -> None:
     assert target.room(0) == 2
     with pytest.raises(InvalidArgument, match="room"):
         target.verify(pack_tree(target.ops, [Tree((1, 2, 3, 4), (0, 0, 1, 2))]))
-
-
-def test_one_blocking_read_a_step(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step waits for the device once, in the decoder's read; nothing else evaluates."""
-    target = MlxTarget(model)
-    prompt = tuple(texts()[0])
-    drafter = OracleDrafter(target.ops, {prompt: list(range(1, 30))}, tiny.VOCABULARY, 0.7, seed=1)
-    decoder = Decoder(target, drafter, BeamShape(2, 3))
-    decoder.admit([Request(prompt, 20)])
-    reads, evaluations = [], []
-    read, evaluate = type(target.ops).to_numpy, mx.eval
-    monkeypatch.setattr(type(target.ops), "to_numpy", lambda self, x: (reads.append(1), read(self, x))[1])
-    monkeypatch.setattr(mx, "eval", lambda *x: (evaluations.append(1), evaluate(*x))[1])
-    for steps in range(1, 4):
-        decoder.step()
-        assert len(reads) == steps
-    assert not evaluations
-    decoder.close()
-
-
-def _commit_costs(context: int) -> tuple[float, int, int]:
-    """At a context of that many tokens: the least seconds of a commit, the most bytes it takes, bytes of the cache."""
-    target = MlxTarget(tiny.build("llama", max_position_embeddings=8192, num_hidden_layers=2, head_dim=128))
-    target.admit([[1]], reserve=context + 200)
-    target.cache.lengths[0] = context  # what the keys are does not matter here, and the prefill takes long
-    beam = pack_tree(target.ops, [TREE])
-    seconds, extra = [], []
-    for _ in range(6):
-        step = verdict_for(target.ops, beam, [TREE.path(5)])
-        mx.eval(target.verify(beam).logits)
-        mx.synchronize()
-        mx.reset_peak_memory()
-        before, start = mx.get_active_memory(), time.perf_counter()
-        target.commit(*step)
-        mx.eval(target.cache.buffers())
-        seconds.append(time.perf_counter() - start)
-        extra.append(mx.get_peak_memory() - before)
-    return min(seconds), max(extra), sum(x.nbytes for x in target.cache.buffers())
-
-
-def test_a_commit_copies_no_cache() -> None:
-    short, _, _ = _commit_costs(200)
-    long, extra, size = _commit_costs(4000)
-    assert size > 16_000_000
-    assert extra < size // 50, extra
-    assert long < 2 * short + 1e-3, (short, long)  # a copy of the cache takes several milliseconds

@@ -226,6 +226,7 @@ class MlxTarget:
         if len(counts) != rows or len(slots) != rows:
             raise InvalidArgument(f"counts has {len(counts)} rows: expected {rows}, as in the last verify")
         self.cache.commit(past, verdict.slots, counts, slots)
+        _start(*self.cache.buffers())
         self._pending = None
 
     def truncate(self, row: int, length: int) -> None:
