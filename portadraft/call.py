@@ -64,10 +64,10 @@ class Call:
         asks = self.options.drafter is not ...
         selected = model.drafter_for(self.options.drafter) if asks else model.selected
         self._drafter = selected.drafter
-        self._policy, shown = policy_for(model, selected, self.options)
+        self._slots = min(self.options.batch_size or DEFAULT_BATCH_SIZE, len(prompts))
+        self._policy, shown = policy_for(model, selected, self.options, self._slots)
         widest = self._policy.widest()
         check_rejection(self.options.acceptance, self._drafter, widest or BeamShape(), self.options.sampling)
-        self._slots = min(self.options.batch_size or DEFAULT_BATCH_SIZE, len(prompts))
         self._prefixes = self._prefix_cache()
         self._chosen = {**model.chosen, **shown}
         if asks:
@@ -238,10 +238,13 @@ class Call:
         return Generation(row.text.text, tuple(row.out), finish, stats, notices, logprobs)
 
 
-def policy_for(model: Model, selected: Selected, options: Options) -> tuple[ShapePolicy, Mapping[str, Choice]]:
+def policy_for(
+    model: Model, selected: Selected, options: Options, rows: int
+) -> tuple[ShapePolicy, Mapping[str, Choice]]:
     """Which shapes a call drafts with, and what `stats.chosen` says about it.
 
-    The one place where it is decided: an explicit shape, else the default of drafter and device.
+    rows: the most that are decoded together. The one place where it is decided: an explicit
+    shape, else the default of drafter and device.
     Raises: InvalidArgument for a shape outside what is allowed.
     """
     base, reason = default_shape(selected.name, model.target.ops.device)

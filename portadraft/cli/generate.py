@@ -27,6 +27,7 @@ def main(
 ) -> None:
     """Run the command."""
     text = read_prompt(prompt)
+    options = {name: value for name, value in options.items() if value is not None}
     loaded = portadraft.load(model, drafter=drafter_name(drafter), backend=backend, device=device, dtype=dtype)
     if as_json:
         result = loaded.generate(text, **options)
