@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,8 +34,7 @@ def column_scales(config: RecurrentConfig, sources: Sequence[Features], sample: 
     every residual block and the projection while the inner size is 2D, else the input projection.
     """
     source = max(sources, key=lambda f: len(f.tokens))
-    at = np.linspace(0, int(source.offsets[-1]) - 1, sample).astype(np.int64)
-    seen = source.bits(at).float()
+    seen = source.sample(sample).float()
     spread = seen[torch.isfinite(seen).all(-1)].std(0).nan_to_num(1.0)
     columns = torch.cat([torch.ones(config.hidden_size), 1.0 / spread.clamp(min=1.0)])
     if config.inner_size != 2 * config.hidden_size:

@@ -13,6 +13,7 @@ computation, most of which is the head, where decoding will spend it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from portadraft.backends.torch.ops import TorchOps
 from portadraft.core import recurrent
 from portadraft.core.recurrent import RecurrentConfig
+from portadraft.errors import InvalidArgument
 
 CHUNK = 192
 """Rows of logits held at once: few enough to stay in a CPU's cache."""
@@ -31,17 +33,48 @@ class LossConfig:
     """How the drafter is taught.
 
     steps: T, drafting steps per position.
-    hard: share of the cross-entropy with the target's first choice; the rest is the divergence
-        from the target's whole distribution (over the draft vocabulary).
+    hard: share of the cross-entropy with the target's first choice (the paper's equation 2); the rest
+        is the divergence from the target's whole distribution over the draft vocabulary (equation 1).
+    temperature: at which the target speaks, in equation 1: 1 is its own distribution, and towards 0
+        it becomes its first choice. The drafter learns probabilities as they are at that temperature.
+    step_weights: what a position's loss counts for at steps 1 … T; all the same if empty.
     reach, floor: see the module's text; floor = 1 trains every step at every position.
     dropout: on states and residual branches.
     """
 
     steps: int = 5
     hard: float = 0.1
+    temperature: float = 1.0
+    step_weights: tuple[float, ...] = ()
     reach: float = 5.0
     floor: float = 0.2
     dropout: float = 0.15
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise InvalidArgument(f"steps={self.steps!r}: expected an integer of at least 1")
+        for name, low, high in (("hard", 0.0, 1.0), ("floor", 0.0, 1.0), ("dropout", 0.0, 0.99), ("reach", 0.0, 1e9)):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InvalidArgument(f"{name}={value!r}: expected a number from {low:g} to {high:g}")
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise InvalidArgument(
+                f"temperature={self.temperature!r}: expected a number above 0; to learn first choices alone pass hard=1"
+            )
+        object.__setattr__(self, "step_weights", tuple(self.step_weights))
+        if self.step_weights and (
+            len(self.step_weights) != self.steps
+            or not all(math.isfinite(w) and w >= 0 for w in self.step_weights)
+            or not self.step_weights[0] > 0
+        ):
+            raise InvalidArgument(
+                f"step_weights={self.step_weights!r}: expected {self.steps} numbers of at least 0, one for each of "
+                f"steps={self.steps}, the first above 0"
+            )
+
+    def weight(self, step: int) -> float:
+        """Of step 1 … T."""
+        return self.step_weights[step - 1] if self.step_weights else 1.0
 
 
 @dataclass
@@ -50,14 +83,17 @@ class Block:
 
     hidden: (n, D); tokens: (n, T+1) int64 target ids, the root first, then the true tokens;
     draft: (n, T+1) int64, the same in the draft vocabulary, -1 where outside it or past the end;
-    soft: (u, V') the target's distributions; rows: (n, T) int64, which of them belongs to step t.
+    soft: (u, V') the target's distributions, and choice: (u,) int64 the first choice of each;
+    rows: (n, T) int64, which of them belongs to step t. None of these three where the text's own
+    tokens are what is imitated.
     """
 
     hidden: Tensor
     tokens: Tensor
     draft: Tensor
-    soft: Tensor
-    rows: Tensor
+    soft: Tensor | None = None
+    choice: Tensor | None = None
+    rows: Tensor | None = None
 
 
 @dataclass
@@ -93,16 +129,27 @@ class DropoutOps(TorchOps):
 
 
 class _Distil(torch.autograd.Function):
-    """Row-wise mix of KL and cross-entropy, whose gradient by the logits is q - (mixed target)."""
+    """Row-wise mix of KL and cross-entropy, whose gradient by the logits is q - (mixed target).
+
+    soft: the target's distributions, or None for cross-entropy alone.
+    """
 
     @staticmethod
-    def forward(ctx, logits: Tensor, soft: Tensor, labels: Tensor, hard: float) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, logits: Tensor, soft: Tensor | None, labels: Tensor, hard: float
+    ) -> tuple[Tensor, Tensor]:
         log_q = torch.log_softmax(logits.float(), -1)
-        mixed = soft.float().mul_(1.0 - hard)
-        mixed.scatter_add_(-1, labels[:, None], torch.full_like(mixed[:, :1], hard))
         # The entropy of the target is a constant: leave it out of what is minimised.
-        loss = -(mixed * log_q).sum(-1)
-        ctx.save_for_backward((log_q.exp() - mixed).to(logits.dtype))
+        if soft is None or hard >= 1.0:
+            loss = -log_q.gather(-1, labels[:, None]).squeeze(-1)
+            grad = log_q.exp()
+            grad.scatter_add_(-1, labels[:, None], torch.full_like(loss, -1.0)[:, None])
+        else:
+            mixed = soft.float().mul_(1.0 - hard)
+            mixed.scatter_add_(-1, labels[:, None], torch.full_like(mixed[:, :1], hard))
+            loss = -(mixed * log_q).sum(-1)
+            grad = log_q.exp() - mixed
+        ctx.save_for_backward(grad.to(logits.dtype))
         ctx.mark_non_differentiable(log_q)
         return loss, log_q
 
@@ -122,22 +169,28 @@ def head_loss(
     step: int,
     hard: float,
     gradients: bool,
+    weight: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Loss, probability of the true token and whether it was the first guess for rows `at`, in chunks.
 
-    Returns also the gradient by x, if asked for: the logits are never all in memory.
+    Returns also the gradient of the summed loss times `weight` by x, if asked for: the logits are
+    never all in memory. An untied head's own gradient is added to it on the way.
     """
     losses, probabilities, right, by_x = [], [], [], []
-    rows, true = block.rows[at, step - 1], block.draft[at, step]
+    true = block.draft[at, step]
+    rows = labels = None
+    if block.soft is not None and block.rows is not None and block.choice is not None:
+        rows = block.rows[at, step - 1]
+        labels = block.choice[rows]
     for i in range(0, x.shape[0], CHUNK):
         piece = slice(i, i + CHUNK)
-        soft = block.soft[rows[piece]]
+        soft = None if block.soft is None or rows is None or hard >= 1.0 else block.soft[rows[piece]]
         leaf = x[piece].detach().requires_grad_(gradients)
         with torch.set_grad_enabled(gradients):
             logits = recurrent.head(ops, params, config, leaf)
-            loss, log_q = _Distil.apply(logits, soft, soft.argmax(-1), hard)
+            loss, log_q = _Distil.apply(logits, soft, (true if labels is None else labels)[piece], hard)
         if gradients:
-            loss.sum().backward()
+            (loss.sum() * weight).backward()
             by_x.append(leaf.grad)
         losses.append(loss.detach())
         probabilities.append(log_q.gather(1, true[piece, None]).squeeze(1).exp())
@@ -163,9 +216,13 @@ def distil(
     """One pass over a block; with `gradients`, those of the mean loss are added to the parameters'.
 
     embeddings: (V, E), the target's table. `params` holds the trainable tensors and, for a tied
-    head, the frozen `head.weight`. An untied head's own gradients come out of `head_loss`.
+    head, the frozen `head.weight`. A block without a token to learn gives an empty tally and no gradients.
     """
     tally = Tally()
+    own = None if config.tied_head else params[f"lm_head.{config.blocks}.weight"]
+    before = None
+    if own is not None:
+        before, own.grad = own.grad, None
     live = torch.nonzero(block.draft[:, 1] >= 0).squeeze(1)
     outputs: list[Tensor] = []
     output_gradients: list[Tensor] = []
@@ -176,7 +233,7 @@ def distil(
                 break
             x = recurrent.trunk(ops, params, config, state, block.hidden[live])
             losses, probability, right, by_x = head_loss(
-                ops, params, config, x, block, live, step, loss.hard, gradients
+                ops, params, config, x, block, live, step, loss.hard, gradients, loss.weight(step)
             )
             if by_x is not None:
                 outputs.append(x)
@@ -193,6 +250,10 @@ def distil(
             live = live[kept]
             state = recurrent.next_state(ops, params, state[kept], embeddings[block.tokens[live, step]])
     if outputs:
-        scale = 1.0 / sum(tally.rows)
+        scale = 1.0 / sum(loss.weight(t) * n for t, n in enumerate(tally.rows, 1))
         torch.autograd.backward(outputs, [g * scale for g in output_gradients])
+        if own is not None and own.grad is not None:
+            own.grad *= scale
+    if own is not None and before is not None:
+        own.grad = before if own.grad is None else own.grad + before
     return tally

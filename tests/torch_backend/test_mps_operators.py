@@ -74,9 +74,10 @@ def generate(family: str = "llama", temperatures: tuple[float, ...] = (0.0, 0.8)
 def train(folder: Path) -> int:
     """All of training but the loading of a model: answers, features, vocabulary, updates, replay."""
     from portadraft.training import vocabulary
-    from portadraft.training.features import Document, record
+    from portadraft.training.features import Document
     from portadraft.training.generate import greedy_answers
     from portadraft.training.loop import FitConfig, fit
+    from portadraft.training.recording import record
     from portadraft.training.run import SHAPES, computation
 
     model = FAMILIES["llama"]().to(torch.float16)

@@ -24,10 +24,11 @@ from portadraft.drafters.checkpoint import read_checkpoint
 from portadraft.drafters.redrafter import ReDrafter
 from portadraft.errors import InvalidArgument, ModelNotFound
 from portadraft.training import data, vocabulary
-from portadraft.training.features import Document, Features, features_of, record
+from portadraft.training.features import Document, Features
 from portadraft.training.generate import greedy_answers
 from portadraft.training.loop import FitConfig, fit, initial
 from portadraft.training.loss import LossConfig, distil
+from portadraft.training.recording import features_of, record
 from portadraft.tuner.replay import Recording, replay
 
 V, D = 48, 16
@@ -235,7 +236,7 @@ def test_training_lowers_held_out_divergence(model: Any, features: Features) -> 
     assert result.skipped == 0
     # Negative control: with features of other positions there is nothing to learn from.
     mixed = Features(
-        np.random.default_rng(0).permutation(np.asarray(features.hidden)),
+        np.random.default_rng(0).permutation(features.hidden[np.arange(len(features.tokens))]),
         features.tokens, features.offsets, features.documents,
     )  # fmt: skip
     assert run(model, mixed, epochs=8).score < result.score
@@ -248,7 +249,7 @@ def test_a_seed_fixes_the_result(model: Any, features: Features) -> None:
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_counted(model: Any, features: Features) -> None:
-    hidden = np.asarray(features.hidden).copy()
+    hidden = features.hidden[np.arange(len(features.tokens))]
     hidden[int(features.offsets[1]) + 4] = 0x7FC0  # NaN
     if features.documents[1, 3]:
         pytest.fail("the document is held out: choose another")
@@ -457,8 +458,6 @@ def test_from_files_to_a_drafter_that_decodes(folder: Path, tmp_path: Path) -> N
 
     with pytest.raises(InvalidArgument, match="exists already"):
         train(str(folder), tmp_path / "data.jsonl", **options)
-    with pytest.raises(InvalidArgument, match="expected JSONL files"):
-        train(str(folder), out=tmp_path / "other")
     wrong = write(tmp_path / "wrong.jsonl", [{"prompt": "w2 w3", "response_ids": [V]}])
     with pytest.raises(InvalidArgument, match="another tokenizer"):
         train(str(folder), wrong, **(options | {"overwrite": True}))
