@@ -17,10 +17,10 @@ from portadraft.backends.torch.graphs import Graphs, context_bucket
 from portadraft.backends.torch.ops import TorchOps
 from portadraft.backends.torch.target import TorchTarget
 from portadraft.core.decode import Request
-from portadraft.core.types import BeamShape, PackedBeam, Verified
+from portadraft.core.types import BeamShape, PackedBeam, Verdict, Verified
 from portadraft.testing.helpers import decode, random_redrafter
 
-from .families import FAMILIES, distance, random_tree
+from .families import FAMILIES, distance, path, random_tree
 from .tape import Tape
 from .test_packed_pass import model_of, prompts, step
 
@@ -59,6 +59,33 @@ def test_a_captured_pass_is_right_at_other_states(family: str) -> None:
     assert static.notes == ()
     assert tape.captures == 1
     assert static._graphs.replays == 9, "two passes at each of five states, all but the very first"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("family", ["llama", "mistral-sliding", "gemma2", "gpt-oss"])
+def test_a_graph_of_cuda_is_right_at_other_states(family: str) -> None:
+    """The same on the device, with its own graphs."""
+    model, rng = FAMILIES[family]().to("cuda"), np.random.default_rng(3)
+    plain, static = TorchTarget(model, graphs=None), TorchTarget(model)
+    texts = prompts(rng, 13, 9)
+    for target in (plain, static):
+        target.admit(texts)
+    for alive in ([7, 4], [7, 7], [2, 6], [5, 1], [7, 3]):
+        packed = random_tree(rng, 2, 7, alive)
+        there = PackedBeam(*(x.cuda() for x in (packed.tokens, packed.parents, packed.depths, packed.mask)),
+                           packed.sizes.cuda(), packed.length)  # fmt: skip
+        worst, _ = compared(plain, static, there)
+        assert worst < 10 * TOLERANCE
+        ends = [int(rng.integers(0, n)) for n in alive]
+        paths = [path(packed, b, end) for b, end in enumerate(ends)]
+        slots = torch.tensor([p + [0] * (7 - len(p)) for p in paths], dtype=torch.int32)
+        counts = [len(p) for p in paths]
+        for target in (plain, static):
+            target.verify(there)
+            target.commit(Verdict(slots.cuda(), torch.tensor(counts).cuda(), slots.cuda()), counts, slots.tolist())
+    assert static.notes == ()
+    assert static._graphs is not None
+    assert static._graphs.replays == 9
 
 
 def test_rows_and_contexts_that_change(monkeypatch: pytest.MonkeyPatch) -> None:
