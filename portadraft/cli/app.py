@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import portadraft
-from portadraft.cli import bench
+from portadraft.cli import bench, tuning
 from portadraft.cli.guard import INTERRUPTED, complain, guarded
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 
 app.add_typer(bench.app, name="bench")
+tuning.register(app, bench.app)
 
 Model = Annotated[str, typer.Option("--model", "-m", help="A short name, a Hugging Face id, a folder, or a GGUF file.")]
 Drafter = Annotated[

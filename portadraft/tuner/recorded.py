@@ -62,10 +62,10 @@ def fit_steps(step_ms: Mapping[Cell, float]) -> StepCosts:
 def _fit(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
     """Least absolute deviations by reweighting, relative to y: the mean relative error, and the coefficients."""
     weight = 1.0 / y
-    solution = np.zeros(x.shape[1])
+    solution: NDArray[np.float64] = np.zeros(x.shape[1])
     for _ in range(_ROUNDS):
         scale = np.sqrt(weight)
-        solution = np.linalg.lstsq(x * scale[:, None], y * scale, rcond=None)[0]
+        solution = np.asarray(np.linalg.lstsq(x * scale[:, None], y * scale, rcond=None)[0], np.float64)
         solution = np.maximum(solution, 0.0) if (solution[1:3] < 0).any() else solution
         weight = 1.0 / (y * np.maximum(np.abs(y - x @ solution), 1e-3 * y))
     return float(np.mean(np.abs(y - x @ solution) / y)), solution

@@ -22,3 +22,11 @@ def describe(device: str) -> dict[str, Any]:
         properties = library.get_device_properties(int(index) if index else library.current_device())
         return {"kind": "gpu", "name": properties.name, "memory_bytes": properties.total_memory, "threads": None}
     return {"kind": "gpu", "name": None, "memory_bytes": None, "threads": None}
+
+
+def free_bytes(device: str) -> int | None:
+    """Memory of the device that is free now; None where torch does not say, or the operating system knows."""
+    kind, _, index = device.partition(":")
+    if kind == "cuda":
+        return int(torch.cuda.mem_get_info(int(index) if index else torch.cuda.current_device())[0])
+    return None

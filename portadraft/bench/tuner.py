@@ -1,0 +1,250 @@
+"""`portadraft bench tuner`: the tuner's choice against the exhaustive truth, and predictions against whole decoding.
+
+The truth is replayed acceptance × measured step cost of every shape of the grid, each timed in turns with plain
+decoding. The ten best of it, the tuner's choice and plain decoding are then confirmed by decoding
+whole answers, selection and scoring on disjoint rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from portadraft.api import load
+from portadraft.core.decode import Decoder
+from portadraft.core.requests import Request
+from portadraft.core.types import BeamShape
+from portadraft.errors import InvalidArgument
+from portadraft.tuner.predict import Prediction
+from portadraft.tuner.run import DrafterResult, TuneConfig, Tuner, shape_name
+from portadraft.tuner.search import Result, Search, load_process
+
+TEN = 10
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A shape over whole answers. tokens_per_s: over all rows, one figure a round."""
+
+    shape: BeamShape | None
+    tokens_per_s: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.tokens_per_s)
+
+
+def tuner_bench(
+    model: str = "smollm2-135m",
+    *,
+    batch: int = 1,
+    budget_s: float = 60.0,
+    drafter: str = "auto",
+    dtype: str = "auto",
+    rounds: int = 4,
+    turns: int = 2,
+    cells: int = 0,
+    tokens: int = 48,
+    seconds: float = 600.0,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Tune one batch size, then find out what was best. The acceptance table is made first where there is none.
+
+    rounds: of whole decoding, the first half of which selects among the ten best and the rest scores. turns: of every
+    shape of the grid. cells: shapes, spread over the grid, whose prediction is compared with whole decoding (0: none).
+    tokens: of each answer. seconds: after which no further turn or round begins.
+    """
+    if rounds < 2 or turns < 1:
+        raise InvalidArgument(f"rounds={rounds}, turns={turns}: expected at least 2 (half of them score) and 1")
+    end = time.monotonic() + seconds
+    load_process()
+    loaded = load(model, dtype=dtype, drafter=drafter)
+    tune = Tuner(loaded, TuneConfig(budget_s=budget_s, batch_sizes=(batch,), drafters=(drafter,)), say)
+    selected = loaded.drafter_for(drafter)
+    if selected.drafter is None:
+        raise InvalidArgument(f"drafter={drafter!r}: plain decoding has nothing to tune")
+    table = tune.table(selected.drafter, selected.name, tune._folder(drafter))
+    one = DrafterResult(selected.name, selected.reason, selected.drafter, table)
+    begun = time.monotonic()
+    tune._tune(one, batch)
+    took = time.monotonic() - begun
+    result = one.results[0]
+    say(f"chosen {shape_name(result.shape)} after {took:.1f} s")
+    truth = exhaustive(tune, one, result.prediction, batch, turns, end, say)
+    order = sorted(truth, key=lambda s: truth[s], reverse=True)
+    report = {
+        "bench": "tuner",
+        "model": loaded.name,
+        "dtype": loaded.target.facts.dtype,
+        "drafter": one.name,
+        "batch": batch,
+        "seconds": round(took, 1),
+        "chosen": shape_name(result.shape),
+        "chosen_tokens_per_s": round(result.tokens_per_s, 2),
+        "plain_tokens_per_s": round(result.plain_tokens_per_s, 2),
+        "shapes_in_grid": len(truth),
+        "best_by_cost": shape_name(order[0]),
+        "chosen_of_best_by_cost": round(
+            truth[result.shape] / truth[order[0]] if result.shape else 1 / truth[order[0]], 4
+        ),
+        "rank_of_chosen": order.index(result.shape) + 1 if result.shape in order else None,
+    }
+    confirm: list[BeamShape | None] = [None, *order[:TEN]]
+    if result.shape not in confirm:
+        confirm.append(result.shape)
+    spread_out = spread(result.prediction, cells)
+    everything = [*confirm, *(s for s in spread_out if s not in confirm)]
+    done = decode_rounds(tune, one, everything, batch, rounds, tokens, end, say)
+    report |= _confirmed(done, confirm, result)
+    if cells:
+        report |= _predictions(tune, one, result, done, spread_out, batch, tokens)
+    return report
+
+
+def exhaustive(
+    tune: Tuner,
+    one: DrafterResult,
+    prediction: Prediction,
+    batch: int,
+    turns: int,
+    end: float,
+    say: Callable[[str], None],
+) -> dict[BeamShape, float]:
+    """Speedup of every shape over plain decoding: replayed acceptance × step cost, in turns with plain steps."""
+    shapes = prediction.distinct()
+    out: dict[BeamShape, list[float]] = {s: [] for s in shapes}
+    with tune.machine(one.drafter, batch) as machine:
+        search = Search(machine, prediction, 0.0)
+        for turn in range(turns):
+            for i in range(0, len(shapes), 5):
+                if time.monotonic() > end and turn:
+                    break
+                done, _ = search._one_round(shapes[i : i + 5], "search")
+                for m in done:
+                    if m.shape is not None:
+                        out[m.shape].append(m.ratio)
+                say(f"every shape, turn {turn + 1}: {i} of {len(shapes)}")
+    plain = prediction.plain_tokens_per_s
+    return {s: prediction.of(s) / plain * math.exp(-statistics.median(r)) for s, r in out.items() if r}
+
+
+def spread(prediction: Prediction, count: int) -> list[BeamShape]:
+    """Shapes spread evenly over the ranking from the fastest to the slowest."""
+    shapes = prediction.distinct()
+    if count >= len(shapes):
+        return shapes
+    return [shapes[round(i * (len(shapes) - 1) / max(count - 1, 1))] for i in range(count)]
+
+
+def decode_rounds(
+    tune: Tuner,
+    one: DrafterResult,
+    shapes: Sequence[BeamShape | None],
+    batch: int,
+    rounds: int,
+    tokens: int,
+    end: float,
+    say: Callable[[str], None],
+) -> dict[BeamShape | None, list[tuple[float, int]]]:
+    """Whole answers of the loop, all shapes in turns: (tokens per second, first prompt) of each round.
+
+    The prompts of a round are the same for all shapes, and every round has others.
+    """
+    out: dict[BeamShape | None, list[tuple[float, int]]] = {s: [] for s in shapes}
+    for n in range(rounds):
+        first = (n * batch) % len(tune.ids)
+        ids = [tune.ids[(first + i) % len(tune.ids)] for i in range(batch)]
+        for shape in shapes if n % 2 == 0 else reversed(shapes):
+            if time.monotonic() > end and n >= 2:
+                return out
+            out[shape].append((decode_once(tune, one, ids, shape, tokens), first))
+        say(f"whole answers, round {n + 1} of {rounds}")
+    return out
+
+
+def decode_once(
+    tune: Tuner, one: DrafterResult, ids: Sequence[Sequence[int]], shape: BeamShape | None, tokens: int
+) -> float:
+    """Tokens per second after the first, over all rows, until each has that many (ends are passed over)."""
+    drafter = None if shape is None else one.drafter
+    decoder = Decoder(tune.target, drafter, shape, temperature=tune.config.temperature)
+    try:
+        decoder.admit([Request(tuple(p), tokens, i) for i, p in enumerate(ids)])
+        tune.target.ops.synchronize()
+        start, count = time.perf_counter(), 0
+        while decoder.live == len(ids):  # a batch that has lost a row is another batch size
+            count += sum(len(p.tokens) for p in decoder.step())
+        tune.target.ops.synchronize()
+        return count / (time.perf_counter() - start)
+    finally:
+        decoder.close()
+
+
+def _confirmed(
+    done: dict[BeamShape | None, list[tuple[float, int]]], confirm: Sequence[BeamShape | None], result: Result
+) -> dict[str, Any]:
+    """Select the best on the first half of the rounds and score it, and the tuner's choice, on the second."""
+    rounds = min(len(v) for v in done.values())
+    half = rounds // 2
+    plain = [r for r, _ in done[None]]
+
+    def speed(shape: BeamShape | None, part: slice) -> float:
+        return statistics.geometric_mean([r / p for (r, _), p in zip(done[shape][part], plain[part], strict=False)])
+
+    best = max(confirm, key=lambda s: speed(s, slice(0, half)))
+    scored = slice(half, rounds)
+    return {
+        "rounds": rounds,
+        "best_by_decoding": shape_name(best),
+        "best_speedup": round(speed(best, scored), 4),
+        "chosen_speedup": round(speed(result.shape, scored), 4),
+        "chosen_of_best": round(speed(result.shape, scored) / speed(best, scored), 4),
+        "confirmed": {shape_name(s): round(speed(s, scored), 4) for s in confirm},
+    }
+
+
+def _predictions(
+    tune: Tuner,
+    one: DrafterResult,
+    result: Result,
+    done: dict[BeamShape | None, list[tuple[float, int]]],
+    shapes: Sequence[BeamShape],
+    batch: int,
+    tokens: int,
+) -> dict[str, Any]:
+    """Predicted (acceptance of the same answers × cost of the parts) against measured tokens per second."""
+    table = one.table
+    prediction = result.prediction
+    lines: list[dict[str, Any]] = []
+    for shape in shapes:
+        measured = statistics.geometric_mean([r for r, _ in done[shape]])
+        rows = [(first + i) % len(tune.ids) for _, first in done[shape] for i in range(batch)]
+        index = table.grid.index(shape)
+        per_step = float(table.tokens_per_step(np.array(rows))[index])
+        predicted = batch * 1000 * per_step / float(prediction.step_ms[index])
+        lines.append({"shape": shape_name(shape), "predicted": round(predicted, 2), "measured": round(measured, 2)})
+    errors = [abs(line["predicted"] / line["measured"] - 1) for line in lines]
+    return {
+        "cells": len(lines),
+        "median_error": round(statistics.median(errors), 4),
+        "rank_correlation": round(
+            rank_correlation([float(x["predicted"]) for x in lines], [float(x["measured"]) for x in lines]), 4
+        ),
+        "predictions": lines,
+    }
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's, ties by their mean rank."""
+
+    def ranks(values: Sequence[float]) -> np.ndarray[Any, Any]:
+        array = np.asarray(values)
+        return (array[:, None] > array[None, :]).sum(axis=1) + ((array[:, None] == array[None, :]).sum(axis=1) - 1) / 2
+
+    return float(np.corrcoef(ranks(a), ranks(b))[0, 1])

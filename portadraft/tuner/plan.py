@@ -1,0 +1,37 @@
+"""Planning for a machine that is not here: a stored acceptance table and a cost curve, and no model at all."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from portadraft.errors import InvalidArgument
+from portadraft.tuner.acceptance import AcceptanceTable
+from portadraft.tuner.devices import SimulatedMachine
+from portadraft.tuner.fit import measure_costs
+from portadraft.tuner.measure import Disturbance
+from portadraft.tuner.predict import predict
+from portadraft.tuner.run import DrafterResult, Outcome, TuneConfig, predicted
+from portadraft.tuner.search import Search
+
+
+def plan(acceptance: Path, config: TuneConfig) -> Outcome:
+    """Tune a simulated device for the drafter of a table. Raises: CorruptFile, InvalidArgument, OSError."""
+    if config.device_curve is None:
+        raise InvalidArgument("device_curve=None: expected the costs of a device to plan for")
+    table = AcceptanceTable.load(acceptance)
+    one = DrafterResult(table.origin.drafter, f"from {acceptance}", None, table)  # type: ignore[arg-type]
+    for batch in config.batch_sizes:
+        machine = SimulatedMachine(config.device_curve.at(batch), table, seed=config.seed)
+        costs, timings = measure_costs(
+            machine, table.kind, table.grid, seconds=0.3 * config.budget_s, clock=machine.clock
+        )
+        prediction = predict(table, costs)
+        one.costs.append((costs, timings))
+        if config.predict_only:
+            one.results.append(predicted(prediction, machine.clock()))
+        else:
+            left = max(config.budget_s - machine.clock(), 0.1)
+            nobody = Disturbance(others=lambda: None)
+            one.results.append(Search(machine, prediction, left, machine.clock, nobody).run(config.exhaustive))
+    return Outcome(config.device_curve.name, config, [one], secrets.token_hex(8))

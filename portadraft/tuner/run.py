@@ -1,0 +1,323 @@
+"""`tune`: acceptance, costs, prediction, search, and a profile at the end."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from portadraft.core.drafter import Drafter
+from portadraft.core.types import BeamShape
+from portadraft.drafters import select
+from portadraft.errors import InvalidArgument
+from portadraft.tuner.acceptance import AcceptanceTable, Origin, make_table
+from portadraft.tuner.costs import Costs
+from portadraft.tuner.devices import DeviceCurve, SimulatedMachine
+from portadraft.tuner.fit import Timings, measure_costs
+from portadraft.tuner.grid import Grid, Kind
+from portadraft.tuner.machine import LiveMachine, Machine, is_out_of_memory
+from portadraft.tuner.measure import Disturbance
+from portadraft.tuner.memory import free_bytes, need_bytes
+from portadraft.tuner.predict import Prediction, predict
+from portadraft.tuner.recordings import MAX_TOKENS, Prompt, Recording, built_in, prompts_id, read_prompts, record
+from portadraft.tuner.search import Result, Search, load_process
+from portadraft.tuner.tables import find_table, store_table
+
+if TYPE_CHECKING:
+    from portadraft.api import Model
+
+Say = Callable[[str], None]
+_COST_SHARE = 0.3
+TRAINING_HINT = (
+    "no trained drafter for these weights: prompt lookup is tuned. A trained drafter guesses more; "
+    "make one with `portadraft train {model} --out DRAFTER`, then `portadraft tune --model {model} --drafter DRAFTER`"
+)
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    """What is asked for.
+
+    budget_s: seconds of measuring for each batch size (and drafter), after loading and with the acceptance table at
+    hand. context: tokens before the steps that are measured, about. objective: "latency" (tokens/s of a request at
+    that batch size) or "throughput" (which also recommends a batch size). predict_only: no whole steps are measured.
+    device_curve: a device that is not here; nothing is measured and no profile is stored. prompts: a file in place of
+    the built-in ones. grid: of shapes.
+    """
+
+    budget_s: float = 60.0
+    batch_sizes: tuple[int, ...] = (1,)
+    objective: Literal["latency", "throughput"] = "latency"
+    context: int = 200
+    temperature: float = 0.0
+    seed: int = 0
+    prompts: Path | None = None
+    drafters: tuple[str, ...] = ("auto",)
+    max_tokens: int = MAX_TOKENS
+    exhaustive: bool = False
+    predict_only: bool = False
+    device_curve: DeviceCurve | None = None
+    grid: Grid = field(default_factory=Grid)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.budget_s <= 7 * 24 * 3600:
+            raise InvalidArgument(f"budget={self.budget_s!r}: expected more than 0 seconds and at most a week")
+        if not self.batch_sizes or any(not 1 <= b <= 4096 for b in self.batch_sizes):
+            raise InvalidArgument(f"batch_sizes={self.batch_sizes!r}: expected numbers from 1 to 4096")
+        if self.objective not in ("latency", "throughput"):
+            raise InvalidArgument(f"objective={self.objective!r}: expected 'latency' or 'throughput'")
+        if self.context < 1 or self.max_tokens < 2:
+            raise InvalidArgument(
+                f"context={self.context!r}, max_tokens={self.max_tokens!r}: expected at least 1 and at least 2"
+            )
+        if not self.temperature >= 0 or self.temperature > 100:
+            raise InvalidArgument(f"temperature={self.temperature!r}: expected 0 (greedy) to 100")
+        if not self.drafters:
+            raise InvalidArgument("drafters=(): expected at least one")
+
+
+@dataclass
+class DrafterResult:
+    """What was found for one drafter: a result for each batch size, in order."""
+
+    name: str
+    reason: str
+    drafter: Drafter
+    table: AcceptanceTable
+    results: list[Result] = field(default_factory=list)
+    costs: list[tuple[Costs, Timings]] = field(default_factory=list)
+
+    def score(self) -> float:
+        """Mean log speed over batch sizes, to compare drafters."""
+        return float(np.mean([np.log(r.tokens_per_s) for r in self.results])) if self.results else -np.inf
+
+
+@dataclass
+class Outcome:
+    """All of a run. best: the drafter that wins. notes: for people."""
+
+    model: str
+    config: TuneConfig
+    drafters: list[DrafterResult]
+    run: str
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def best(self) -> DrafterResult:
+        return max(self.drafters, key=DrafterResult.score)
+
+    @property
+    def disturbed(self) -> bool:
+        return any(r.disturbed for d in self.drafters for r in d.results)
+
+    @property
+    def interrupted(self) -> bool:
+        return any(r.interrupted for d in self.drafters for r in d.results)
+
+    @property
+    def recommended_batch_size(self) -> int | None:
+        """The batch size with the most tokens per second in all, for the objective "throughput"."""
+        if self.config.objective != "throughput" or not self.best.results:
+            return None
+        return max(self.best.results, key=lambda r: r.tokens_per_s).batch
+
+
+class Tuner:
+    """Tunes one loaded model. say: progress, one line each."""
+
+    def __init__(self, model: Model, config: TuneConfig, say: Say = lambda text: None) -> None:
+        self.model, self.config, self.say = model, config, say
+        self.target = model.target
+        prompts = built_in() if config.prompts is None else read_prompts(config.prompts)
+        self.prompts: list[Prompt] = prompts
+        self.ids = [model.codec.encode_prompt(p.text) for p in prompts]
+        limit = self.target.facts.context_limit
+        if limit is not None and max(map(len, self.ids)) + config.max_tokens > limit:
+            raise InvalidArgument(
+                f"prompts: the longest has {max(map(len, self.ids))} tokens, which leaves less than "
+                f"{config.max_tokens} of the model's context of {limit}; pass shorter prompts or a smaller max_tokens"
+            )
+        self._recordings: list[Recording] | None = None
+
+    def run(self) -> Outcome:
+        """Raises: InvalidArgument, ModelNotFound, MissingDependency, and what selecting a drafter raises."""
+        config = self.config
+        if not config.predict_only:
+            load_process()
+        outcome = Outcome(self.model.name, config, [], secrets.token_hex(8))
+        for name in config.drafters:
+            selected = self.model.drafter_for(name)
+            if selected.drafter is None:
+                raise InvalidArgument(
+                    f"drafter={name!r}: plain decoding has nothing to tune; it is measured with any other"
+                )
+            if selected.name == "lookup" and name == "auto":
+                outcome.notes.append(TRAINING_HINT.format(model=self.model.name))
+            table = self.table(selected.drafter, selected.name, self._folder(name))
+            outcome.drafters.append(DrafterResult(selected.name, selected.reason, selected.drafter, table))
+        try:
+            for batch in config.batch_sizes:
+                for one in outcome.drafters:
+                    self.say(f"batch size {batch}, {one.name}")
+                    self._tune(one, batch)
+                    if one.results and one.results[-1].interrupted:
+                        raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            outcome.notes.append("interrupted: what was found so far is kept")
+            if not any(d.results for d in outcome.drafters):
+                raise
+        outcome.drafters = [d for d in outcome.drafters if d.results]
+        return outcome
+
+    # acceptance
+
+    def _folder(self, name: str) -> Path | None:
+        """The folder of a trained drafter, beside which its table lies."""
+        if name in ("auto", "redrafter", "redrafter+lookup"):
+            return select.find(self.target)
+        path = Path(name).expanduser()
+        return path if path.is_dir() else None
+
+    def table(self, drafter: Drafter, name: str, folder: Path | None) -> AcceptanceTable:
+        """The stored acceptance table, or a new one, which is stored."""
+        config, facts = self.config, self.target.facts
+        origin = Origin(
+            drafter=name,
+            drafter_id=str(getattr(drafter, "id", "")),
+            weights_id=facts.weights_id,
+            prompts=prompts_id(self.prompts, config.max_tokens),
+            temperature=config.temperature,
+            seed=config.seed,
+        )
+        grid = Kind.of(name).shapes(allowed(config.grid, drafter))
+        if origin.drafter_id and (found := find_table(origin, grid, folder)):
+            self.say(f"acceptance of {name}: {found[1]}")
+            return found[0]
+        recordings = self.recordings()
+        total = sum(max(len(r.tokens) - 1, 0) for r in recordings)
+        started = time.monotonic()
+
+        def report(done: int) -> None:
+            self.say(
+                f"acceptance of {name}: replaying, {100 * done // max(total, 1)} % ({time.monotonic() - started:.0f} s)"
+            )
+
+        table = make_table(self.target.ops, drafter, recordings, origin, grid, dtype=facts.dtype, report=report)
+        if origin.drafter_id:
+            try:
+                self.say(f"acceptance of {name}: stored in {store_table(table, folder)}")
+            except OSError as error:
+                self.say(f"acceptance of {name}: not stored ({error})")
+        return table
+
+    def recordings(self) -> list[Recording]:
+        """The target's own answers; made once a run."""
+        if self._recordings is None:
+            config = self.config
+            self._recordings = record(
+                self.target,
+                self.ids,
+                categories=[p.category for p in self.prompts],
+                max_tokens=config.max_tokens,
+                temperature=config.temperature,
+                seed=config.seed,
+                end_tokens=self.model.codec.end_tokens,
+                report=lambda done: self.say(f"recording answers, {done} of {len(self.ids)}"),
+            )
+        return self._recordings
+
+    # one batch size
+
+    def machine(self, drafter: Drafter, batch: int) -> LiveMachine:
+        """This machine with the target, at one batch size."""
+        config = self.config
+        return LiveMachine(self.target, drafter, self.ids, batch, config.context, config.temperature, config.seed)
+
+    def fits(self, batch: int) -> Callable[[int], bool]:
+        """Whether a pass over so many slots is expected to fit into the free memory."""
+        free, facts, config = free_bytes(self.target.ops), self.target.facts, self.config
+        if free is None:
+            return lambda slots: True
+        return lambda slots: (
+            need_bytes(facts, batch, slots, config.context, sampled=config.temperature > 0) < free
+        )
+
+    def _tune(self, one: DrafterResult, batch: int) -> None:
+        config = self.config
+        if config.device_curve is not None:
+            simulated = SimulatedMachine(config.device_curve.at(batch), one.table, seed=config.seed)
+            nobody = Disturbance(others=lambda: None)
+            self._search(one, simulated, simulated.clock, nobody, lambda slots: True)
+            return
+        with self.machine(one.drafter, batch) as live:
+            try:
+                self._search(one, live, time.perf_counter, Disturbance(), self.fits(batch))
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self.say(f"batch size {batch}: out of memory even for plain decoding; left out")
+
+    def _search(
+        self,
+        one: DrafterResult,
+        machine: Machine,
+        clock: Callable[[], float],
+        disturbance: Disturbance,
+        fits: Callable[[int], bool],
+    ) -> None:
+        config, start = self.config, clock()
+        costs, timings = measure_costs(
+            machine,
+            one.table.kind,
+            one.table.grid,
+            seconds=config.budget_s * _COST_SHARE,
+            fits=fits,
+            clock=clock,
+            report=self.say,
+        )
+        most = None if timings.too_large is None else timings.too_large - 1
+        prediction = predict(one.table, costs, most_slots=most)
+        one.costs.append((costs, timings))
+        if config.predict_only:
+            one.results.append(predicted(prediction, clock() - start))
+            return
+        left = max(config.budget_s - (clock() - start), 0.1)
+        search = Search(machine, prediction, left, clock, disturbance, self.say)
+        result = search.run(config.exhaustive)
+        result.seconds = clock() - start
+        if timings.too_large is not None:
+            result.too_large = min(timings.too_large, result.too_large or timings.too_large)
+        one.results.append(result)
+
+
+def predicted(prediction: Prediction, seconds: float) -> Result:
+    """A result without whole steps."""
+    best = prediction.best()
+    tokens = 1.0 if best is None else float(prediction.tokens_per_step[prediction.table.grid.index(best)])
+    rate, plain = prediction.of(best), prediction.plain_tokens_per_s
+    return Result(prediction.costs.batch, best, rate, plain, 0.0, tokens, prediction, seconds=seconds)
+
+
+def allowed(grid: Grid, drafter: Drafter) -> Grid:
+    """The grid without widths that the drafter cannot draft (it predicts fewer tokens)."""
+
+    def possible(width: int) -> bool:
+        try:
+            drafter.candidates(BeamShape(width, 1))
+        except InvalidArgument:
+            return False
+        return True
+
+    return Grid(tuple(w for w in grid.widths if possible(w)), grid.lengths, grid.budgets)
+
+
+def shape_name(shape: BeamShape | None) -> str:
+    """For people."""
+    if shape is None:
+        return "plain"
+    return f"{shape.width}x{shape.length}" + (f"/{shape.nodes}" if shape.nodes else "")
