@@ -180,21 +180,53 @@ def test_train_arguments_arrive(runner: CliRunner, monkeypatch: pytest.MonkeyPat
         return SimpleNamespace(folder=options["out"], tokens_per_step={"4x4": 1.5}, training={})
 
     monkeypatch.setattr(portadraft.training, "train", train)
-    line = "train some/model --out drafter --data a.jsonl --data b.jsonl --minutes 2 --blocks 3 --rate 0.001 --quiet"
+    line = "train some/model --out drafter --data a.jsonl --data b.jsonl --budget 2m --blocks 3 --rate 0.001 --quiet"
     result = runner.invoke(app, line.split())
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("wrote drafter; tokens per step on held-out answers: 4x4: 1.50\n")
-    assert (asked["model"], [path.name for path in asked["data"]]) == ("some/model", ["a.jsonl", "b.jsonl"])
-    assert (asked["config"].blocks, asked["config"].fit.minutes, asked["config"].fit.rate) == (3, 2.0, 0.001)
+    assert (asked["model"], asked["data"]) == ("some/model", ["a.jsonl", "b.jsonl"])
+    assert (asked["config"].blocks, asked["config"].budget, asked["config"].fit.rate) == (3, "2m", 0.001)
     assert not asked["progress"]
     assert json.loads(runner.invoke(app, [*line.split(), "--json"]).stdout)["folder"] == "drafter"
 
 
-def test_train_on_nothing() -> None:
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--budget soon", "--budget 'soon': expected a time such as 20m"),
+        ("--mix sequence=0", "--mix 'sequence=0': weight '0' of sequence"),
+        ("--mode parrot", "--mode 'parrot': expected one of sequence"),
+        ("--cache-limit lots", "--cache-limit 'lots': expected a size such as 20GB"),
+        ("--draft-vocabulary 0", "--draft-vocabulary 0: expected a whole number"),
+        ("--resume --overwrite", "--resume, --overwrite: one goes on, the other starts again"),
+        ("--data none.jsonl", "--data 'none.jsonl': no such file"),
+        ("--out portadraft", "--out 'portadraft': exists already; choose another folder, or replace it with --overwrite"),
+    ],
+)
+def test_train_options_are_checked_before_the_model(
+    runner: CliRunner, monkeypatch: pytest.MonkeyPatch, options: str, says: str
+) -> None:
+    loading = pytest.importorskip("portadraft.training.stages", reason="torch is not installed (extra train)")
+    monkeypatch.setattr(loading, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    line = ["train", "no-such-model", *([] if "--out" in options else ["--out", "no-such-folder"]), *options.split()]
+    result = runner.invoke(app, line)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"portadraft: error: {says}")
+
+
+def test_train_says_how_to_go_on(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="torch is not installed (extra train)")
-    done = _portadraft("train", "smollm2-135m", "--out", "no-such-folder")
-    assert done.returncode == 2
-    assert done.stderr.startswith("portadraft: error: data=None, text=None")
+    import portadraft.training
+
+    def train(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(portadraft.training, "train", train)
+    result = runner.invoke(app, ["train", "some/model", "--work", "w x"])
+    assert result.exit_code == 130
+    assert result.stderr == (
+        "portadraft: stopped; go on with: portadraft train some/model --out model-drafter --resume --work 'w x'\n"
+    )
 
 
 def _portadraft(*arguments: str) -> subprocess.CompletedProcess[str]:

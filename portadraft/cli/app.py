@@ -141,34 +141,67 @@ def demo(
 @guarded
 def train(
     model: Annotated[str, typer.Argument(help="A short name, a Hugging Face id, a folder, or a GGUF file.")],
-    out: Annotated[Path, typer.Option(help="The folder to write the drafter to.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to write the drafter to; MODEL-drafter if left out.")
+    ] = None,
     data: Annotated[
-        list[Path] | None,
-        typer.Option(help="JSONL with a `prompt` a line, which the model answers; may be given again."),
+        list[str] | None,
+        typer.Option(
+            help="JSONL with prompt, messages or text a line, a .txt or .md file, or a data set's name; may be given "
+            "again. Left out: the model writes its own prompts."
+        ),
     ] = None,
     text: Annotated[
-        list[Path] | None, typer.Option(help="JSONL with a `text` a line, which the model only reads: cheaper.")
+        list[str] | None, typer.Option(help="The same, which the model only reads: cheaper than answering.")
     ] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Passes over the data; with --minutes, whichever ends first.")
+    budget: Annotated[
+        str | None, typer.Option(help="For the whole run: a time (20m, 2h) or tokens to train on (3Mtok).")
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="The most minutes of training.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an unfinished run; options left out are as they were.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a drafter in the folder, or begin again.")
+    ] = False,
+    init: Annotated[
+        Path | None, typer.Option(help="Begin with this drafter; its shape and draft vocabulary are kept.")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(help="What to imitate: sequence, text, local, or ground-truth.")] = None,
+    mix: Annotated[str | None, typer.Option(help="Several modes by weight: sequence=1,text=0.5.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of the answers to learn from; 0 is greedy.")] = None,
+    prompts: Annotated[int | None, typer.Option(help="How many prompts the model writes without --data.")] = None,
     draft_vocabulary: Annotated[int | None, typer.Option(help="How many tokens the drafter may predict.")] = None,
-    inner_size: Annotated[int | None, typer.Option(help="Width of the residual blocks.")] = None,
+    ship_vocabulary: Annotated[int | None, typer.Option(help="Cut the finished drafter to so many tokens.")] = None,
     blocks: Annotated[int | None, typer.Option(help="Number of residual blocks.")] = None,
+    inner_size: Annotated[int | None, typer.Option(help="Width of the residual blocks.")] = None,
+    untied_head: Annotated[
+        bool, typer.Option("--untied-head", help="A head of the drafter's own, instead of the model's.")
+    ] = False,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the data; with --budget, whichever ends first.")
+    ] = None,
+    patience: Annotated[int | None, typer.Option(help="End after so many evaluations without a better one.")] = None,
     max_answer: Annotated[int | None, typer.Option(help="The most tokens of a generated answer.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="The most tokens of a whole text.")] = None,
     text_tokens: Annotated[int | None, typer.Option(help="The most tokens of plain text.")] = None,
+    rows: Annotated[int | None, typer.Option(help="The most rows of one file or data set.")] = None,
     batch: Annotated[int | None, typer.Option(help="Answers generated at once.")] = None,
     rate: Annotated[float | None, typer.Option(help="The learning rate.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Drafting steps that are trained at each position.")] = None,
+    hard: Annotated[
+        float | None, typer.Option(help="Share of cross-entropy in the loss; the rest is KL divergence.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of everything random.")] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
-    work: Annotated[Path | None, typer.Option(help="Where features are kept while it runs.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a drafter in the folder.")] = False,
+    cache_limit: Annotated[str | None, typer.Option(help="The most disk for recorded features, such as 20GB.")] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="The folder in which unfinished runs are kept, instead of beside --out.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a drafter for a model. The best so far is written at every evaluation, so stopping early loses little."""
+    """Train a drafter for a model. What is unfinished is kept in OUT.partial; --resume goes on after any stop."""
     from portadraft.cli import train as command
 
     command.main(
@@ -176,19 +209,38 @@ def train(
         data=data or [],
         text=text or [],
         out=out,
-        architecture={
+        mode=mode,
+        mix=mix,
+        cache_limit=cache_limit,
+        choices={
+            "budget": budget,
             "draft_vocabulary": draft_vocabulary,
+            "ship_vocabulary": ship_vocabulary,
             "inner_size": inner_size,
             "blocks": blocks,
+            "tied_head": False if untied_head else None,
+            "temperature": temperature,
+            "own_prompts": prompts,
             "max_answer": max_answer,
+            "max_length": max_length,
             "text_tokens": text_tokens,
+            "rows": rows,
             "batch": batch,
         },
-        schedule={"epochs": epochs, "minutes": minutes, "rate": rate, "seed": seed},
+        schedule={
+            "epochs": epochs,
+            "patience": patience,
+            "rate": rate,
+            "seed": seed,
+            "steps": steps,
+            "hard": hard,
+        },
         as_json=as_json,
+        init=init,
         device=device,
         dtype=dtype,
         work=work,
+        resume=resume,
         overwrite=overwrite,
         progress=not quiet,
     )

@@ -18,6 +18,7 @@ from portadraft.core.recurrent import RecurrentConfig
 from portadraft.core.target import Target
 from portadraft.core.tree import pack_beam, root_only
 from portadraft.core.types import BeamShape
+from portadraft.training.progress import skipped_line
 from portadraft.tuner.measure import interleave, median_ratio
 
 CONTEXT = 200
@@ -48,9 +49,9 @@ def flops(
     width = config.hidden_size if config.tied_head else config.inner_size
     head = config.vocabulary_size * width
     # A frozen head needs no gradient of its own; the target's distributions are made once for each position.
-    training = rows * (6 * own + (4 if config.tied_head else 6) * head)
+    training: float = rows * (6 * own + (4 if config.tied_head else 6) * head)
     training += rows / max(steps, 1) * 2 * config.vocabulary_size * config.hidden_size
-    return {"target": 2.0 * target_parameters * target_tokens, "drafter": float(training)}
+    return {"target": 2.0 * target_parameters * target_tokens, "drafter": training}
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,7 @@ def lines(training: Mapping[str, Any]) -> list[str]:
         f"at most {training['peak_memory_bytes'] / 2**20:,.0f} MiB of memory",
     ]
     if training.get("skipped_updates"):
-        places = "; ".join(
-            f"update {s['update']}: {s['reason']} ({_places(s['where'])})" for s in training["skipped"][:3]
-        )
+        places = "; ".join(map(skipped_line, training["skipped"][:3]))
         out.append(f"left out {training['skipped_updates']} updates: {places}")
     if cost:
         out.append(
@@ -156,12 +155,3 @@ def lines(training: Mapping[str, Any]) -> list[str]:
             + f" ({repaid['assumes']})"
         )
     return out
-
-
-def _places(where: list[dict[str, Any]]) -> str:
-    out = []
-    for place in where:
-        documents = place["documents"]
-        more = " …" if len(documents) > 4 else ""
-        out.append(f"documents {', '.join(map(str, documents[:4]))}{more} of source {place['source']}")
-    return ", ".join(out)

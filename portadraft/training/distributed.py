@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from portadraft.errors import InvalidArgument
+from portadraft.errors import InvalidArgument, PortadraftError
+
+T = TypeVar("T")
 
 PATIENCE = timedelta(hours=6)
 """How long a process waits for the others: one may still be generating when the rest are done."""
@@ -65,6 +67,26 @@ class Processes:
             buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         dist.broadcast(buffer, 0)
         return json.loads(bytes(buffer.cpu().tolist()))
+
+    def lead(self, work: Callable[[], T]) -> T:
+        """What the main process's work returns (plain JSON), for all; if it fails, all fail.
+
+        Raises: what the work raises; in the other processes InvalidArgument with the same words.
+        """
+        if self.world == 1:
+            return work()
+        if not self.main:
+            failed, result = self.agree(None)
+            if failed is not None:
+                raise InvalidArgument(failed)
+            return cast(T, result)
+        try:
+            result = work()
+        except (PortadraftError, OSError) as error:
+            self.agree([str(error), None])
+            raise
+        self.agree([None, result])
+        return result
 
     def _where(self) -> str:
         return "cpu" if dist.get_backend() == "gloo" else self.device

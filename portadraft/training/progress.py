@@ -12,39 +12,53 @@ from rich.console import Console
 
 
 class Progress:
-    """Bars on standard error; plain lines of figures where it is no terminal; silent if not `enabled`."""
+    """Bars on standard error; plain lines of figures where it is no terminal; silent if not `enabled`.
 
-    def __init__(self, enabled: bool = True) -> None:
-        self.enabled = enabled
+    tick: called whenever there is news, shown or not.
+    """
+
+    def __init__(self, enabled: bool = True, tick: Callable[[], None] = lambda: None) -> None:
+        self.enabled, self.tick = enabled, tick
         self.console = Console(file=sys.stderr, quiet=not enabled)
+
+    def say(self, line: str) -> None:
+        """A line of its own, above a bar if there is one."""
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def task(self, name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
         """A bar; the function it gives takes how many are done."""
         with self._bars(unit) as bars:
             task = bars.add_task(name, total=total, rate=0.0)
-            yield lambda done: self._update(bars, task, done)
+
+            def advance(done: int) -> None:
+                self._update(bars, task, done)
+                self.tick()
+
+            yield advance
         if not self.console.is_terminal:
-            self.console.print(f"{name}: {total} {unit}")
+            self.say(f"{name}: {total} {unit}")
 
     @contextmanager
     def training(self) -> Iterator[Callable[[dict[str, Any]], None]]:
-        """A bar over the budget, and a line for each evaluation."""
-        with self._bars("%") as bars:
-            task = bars.add_task("training", total=100, rate=0.0)
+        """A bar over the plan, a line for each evaluation, and one for each update that was left out."""
+        with self._bars("tokens") as bars:
+            task = bars.add_task("training", total=1.0, rate=0.0)
 
             def report(entry: dict[str, Any]) -> None:
-                self._update(bars, task, 100 * float(entry.get("progress", 0.0)))
-                if "tokens_per_step" in entry:
-                    figures = ", ".join(f"{k}: {v:.2f}" for k, v in entry["tokens_per_step"].items())
-                    done = f"{entry['minutes']:.1f} min, {entry['updates']} updates"
-                    self.console.print(f"{done}: tokens per step {figures}")
+                self.tick()
+                if "skipped" in entry:
+                    self.say(f"left out {skipped_line(entry['skipped'])}")
+                elif "tokens_per_step" in entry:
+                    self.say(evaluation_line(entry))
                 elif "loss" in entry:
                     top1 = " ".join(f"{x:.2f}" for x in entry["top1"])
-                    line = f"loss {entry['loss']:.3f}, top-1 {top1}, {entry['positions_per_s']:.0f} positions/s"
-                    bars.update(task, description=line)
+                    line = f"loss {entry['loss']:.3f}, top-1 {top1}"
+                    rate = entry["positions_per_s"]
+                    bars.update(task, completed=entry["progress"], description=line, rate=rate)
                     if not self.console.is_terminal:
-                        self.console.print(f"{entry['minutes']:.1f} min, {line}")
+                        left = f", {entry['minutes_left']:.1f} min left" if "minutes_left" in entry else ""
+                        self.say(f"{entry['minutes']:.1f} min, {line}, {rate:.0f} tokens/s{left}")
 
             yield report
 
@@ -59,7 +73,7 @@ class Progress:
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),
             rich.progress.TaskProgressColumn(),
-            rich.progress.TextColumn("" if unit == "%" else "{task.fields[rate]:.0f} " + unit + "/s"),
+            rich.progress.TextColumn("{task.fields[rate]:.0f} " + unit + "/s"),
             rich.progress.TimeElapsedColumn(),
             rich.progress.TimeRemainingColumn(),
             console=self.console,
@@ -70,3 +84,20 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None: ...
+
+
+def evaluation_line(entry: dict[str, Any]) -> str:
+    """One evaluation: time, updates, loss, tokens per step by W x L/N."""
+    figures = ", ".join(f"{k}: {v:.2f}" for k, v in entry["tokens_per_step"].items())
+    loss = "" if entry.get("loss") is None else f", loss {entry['loss']:.3f}"
+    return f"{entry['minutes']:.1f} min, {entry['updates']} updates{loss}: tokens per step {figures}"
+
+
+def skipped_line(skipped: dict[str, Any]) -> str:
+    """An update that was left out: which, why, and the documents that it was to learn from."""
+    places = []
+    for place in skipped["where"]:
+        documents = place["documents"]
+        more = " …" if len(documents) > 4 else ""
+        places.append(f"documents {', '.join(map(str, documents[:4]))}{more} of source {place['source']}")
+    return f"update {skipped['update']}: {skipped['reason']} ({'; '.join(places)})"

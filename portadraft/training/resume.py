@@ -50,7 +50,7 @@ def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "start the run again with --overwrite (overwrite=True); a state is written whole, so the disk may be at fault"
     )
     try:
-        with safetensors.safe_open(str(path), framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safetensors.safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
         if metadata.get("format") != FORMAT:
             raise CorruptFile(

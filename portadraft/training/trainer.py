@@ -142,13 +142,20 @@ class Trainer:
         seed = seed_for(settings.seed, batch.number, self.processes.rank)
         torch.manual_seed(seed)
         self.generator.manual_seed(seed)
-        live = {k: v.to(self.dtype).requires_grad_() for k, v in self.masters.items()}
+        # Detached: in float32 `to` gives the same tensor, which would keep the gradients of earlier updates.
+        live = {k: v.detach().to(self.dtype).requires_grad_() for k, v in self.masters.items()}
         tally, positions = Tally(), 0
         if self.processes.rank < len(batch.jobs):
             source, segments = batch.jobs[self.processes.rank]
             positions = int((segments[:, 1] - segments[:, 0]).sum())
             block = source.block(
-                segments, settings.loss.steps, self.rows, self.to_draft, self.frozen.get("head.bias"), self.dtype
+                segments,
+                settings.loss.steps,
+                self.rows,
+                self.to_draft,
+                self.frozen.get("head.bias"),
+                self.dtype,
+                settings.loss.temperature,
             )
             tally = distil(self.ops, live | self.frozen, self.config, self.table, block, settings.loss, self.generator)
         grads = {k: torch.zeros_like(v) if v.grad is None else v.grad.float() for k, v in live.items()}
@@ -214,12 +221,14 @@ class Trainer:
         if not self.report or now - self.reported <= self.settings.report_seconds or not self.window.rows:
             return
         self.reported = now
+        spent = now - self.clock
         self.report(
             {
-                "minutes": (now - self.clock) / 60, "progress": at.number / plan.updates, "epoch": batch.epoch,
-                "updates": at.updates, "loss": self.window.mean_loss(), "top1": self.window.top1(),
+                "minutes": spent / 60, "minutes_left": spent / 60 * (plan.updates / at.number - 1),
+                "progress": at.number / plan.updates, "epoch": batch.epoch, "updates": at.updates,
+                "loss": self.window.mean_loss(), "top1": self.window.top1(),
                 "rows": [n / self.window.rows[0] for n in self.window.rows], "norm": norm,
-                "positions_per_s": at.positions / max(now - self.clock, 1e-9), "skipped_updates": at.skipped_updates,
+                "positions_per_s": at.positions / max(spent, 1e-9), "skipped_updates": at.skipped_updates,
             }
         )  # fmt: skip
         self.window = Tally()
