@@ -1,4 +1,4 @@
-"""What every target asks of its caller before rows are admitted or copied out.
+"""What every target asks of its caller.
 
 Host numbers only: a target calls these first, so that an argument that cannot be served
 raises before anything was allocated or computed.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from portadraft.core.target import Known
+from portadraft.core.types import PackedBeam
 from portadraft.errors import InvalidArgument
 
 
@@ -60,7 +61,39 @@ def check_known(prompts: Sequence[Sequence[int]], known: Sequence[Known] | None,
 
 def check_export(row: int, ids: Sequence[int], lengths: Sequence[int]) -> None:
     """Raises: InvalidArgument for a row that is not live, or ids of another length than the row's."""
-    if not 0 <= row < len(lengths):
-        raise InvalidArgument(f"row={row}: expected one of the {len(lengths)} live rows")
+    check_row(row, lengths)
     if len(ids) != lengths[row]:
         raise InvalidArgument(f"ids has {len(ids)} tokens: expected {lengths[row]}, what row {row} has committed")
+
+
+def check_row(row: int, lengths: Sequence[int]) -> None:
+    """Raises: InvalidArgument for a row that is not live."""
+    if not 0 <= row < len(lengths):
+        raise InvalidArgument(f"row={row}: expected one of the {len(lengths)} live rows")
+
+
+def check_truncate(row: int, length: int, lengths: Sequence[int]) -> None:
+    """Raises: InvalidArgument for a row that is not live, or a length it does not hold; at least one token stays."""
+    check_row(row, lengths)
+    if not 1 <= length <= lengths[row]:
+        raise InvalidArgument(f"length={length}: expected 1…{lengths[row]}, what row {row} holds")
+
+
+def check_packed(packed: PackedBeam, lengths: Sequence[int]) -> None:
+    """Raises: InvalidArgument for a packed beam of another number of rows than are live."""
+    if packed.tokens.shape[0] != len(lengths):
+        raise InvalidArgument(
+            f"packed has {packed.tokens.shape[0]} rows: expected one for each of the {len(lengths)} live rows"
+        )
+
+
+def check_commit(counts: Sequence[int], slots: Sequence[Sequence[int]], verified: int | None) -> None:
+    """verified: rows of the `verify` before, None where there was none.
+
+    Raises: InvalidArgument without a `verify` before, or for another number of rows.
+    """
+    if verified is None:
+        raise InvalidArgument("commit without a verify before it: call verify first")
+    for name, given in (("counts", counts), ("slots", slots)):
+        if len(given) != verified:
+            raise InvalidArgument(f"{name} has {len(given)} rows: expected {verified}, as in the last verify")

@@ -356,3 +356,35 @@ class TargetConformance:
             assert target.room(0) <= limit - 1 - 5
             assert target.room(1) <= limit - 1 - 9
             assert target.room(0) >= target.room(1) >= 0
+
+    # arguments
+
+    def test_what_cannot_be_served_is_refused(self, target: Target) -> None:
+        """Each error names the argument, and leaves the rows as they are."""
+        contexts = [self.prompt(target, 5, 1), self.prompt(target, 3, 2)]
+        vocabulary = target.facts.vocabulary_size
+        tree = random_tree(np.random.default_rng(1), 5, vocabulary)
+        beam = pack_tree(target.ops, [tree, tree])
+        step = verdict_for(target.ops, beam, [[0], [0]])
+        self.admit(target, contexts)
+        with pytest.raises(InvalidArgument, match="verify first"):
+            target.commit(*step)
+        target.verify(beam)
+        with pytest.raises(InvalidArgument, match="counts has 1 rows: expected 2"):
+            target.commit(step[0], step[1][:1], step[2])
+        for row in (-1, 2):
+            with pytest.raises(InvalidArgument, match=f"row={row}"):
+                target.release(row)
+            with pytest.raises(InvalidArgument, match=f"row={row}"):
+                target.truncate(row, 1)
+        for length in (0, 6):
+            with pytest.raises(InvalidArgument, match=f"length={length}"):
+                target.truncate(0, length)
+        with pytest.raises(InvalidArgument, match="packed has 1 rows: expected one for each of the 2 live rows"):
+            target.verify(pack_tree(target.ops, [tree]))
+        with pytest.raises(InvalidArgument, match=r"prompts\[1\] is empty"):
+            target.admit([contexts[0], []])
+        with pytest.raises(InvalidArgument, match=rf"prompts\[0\] holds the id {vocabulary}"):
+            target.admit([[vocabulary]])
+        assert list(target.lengths) == [5, 3]
+        self.assert_slots(target, beam, [tree, tree], contexts)

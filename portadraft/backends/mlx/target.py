@@ -19,7 +19,15 @@ from portadraft.backends.mlx.cache import RowCache
 from portadraft.backends.mlx.limits import context_limit
 from portadraft.backends.mlx.ops import NAMES, MlxOps
 from portadraft.backends.mlx.passes import Pass
-from portadraft.core.admission import check_export, check_known, check_prompts
+from portadraft.core.admission import (
+    check_commit,
+    check_export,
+    check_known,
+    check_packed,
+    check_prompts,
+    check_row,
+    check_truncate,
+)
 from portadraft.core.target import Known, RowState, TargetFacts
 from portadraft.core.types import PackedBeam, Verdict, Verified
 from portadraft.errors import InvalidArgument, UnsupportedModel
@@ -195,8 +203,7 @@ class MlxTarget:
         """
         lengths = self.cache.lengths
         rows, slots = packed.tokens.shape
-        if rows != len(lengths):
-            raise InvalidArgument(f"packed has {rows} rows: expected one for each of the {len(lengths)} live rows")
+        check_packed(packed, lengths)
         depth = packed.length if slots > 1 else 0
         for row in range(rows):
             if depth > self.room(row):
@@ -220,27 +227,22 @@ class MlxTarget:
 
         Raises: InvalidArgument without a `verify` before, or for another number of rows.
         """
-        if self._pending is None:
-            raise InvalidArgument("commit without a verify before it: call verify first")
-        past, rows = self._pending
-        if len(counts) != rows or len(slots) != rows:
-            raise InvalidArgument(f"counts has {len(counts)} rows: expected {rows}, as in the last verify")
+        check_commit(counts, slots, None if self._pending is None else self._pending[1])
+        assert self._pending is not None
+        past, _ = self._pending
         self.cache.commit(past, verdict.slots, counts, slots)
         _start(*self.cache.buffers())
         self._pending = None
 
     def truncate(self, row: int, length: int) -> None:
         """Forget a row's tokens from `length` on (at least one stays)."""
-        have = self.cache.lengths[row]
-        if not 1 <= length <= have:
-            raise InvalidArgument(f"length={length}: expected 1…{have}, what row {row} holds")
+        check_truncate(row, length, self.cache.lengths)
         self._pending = None
         self.cache.lengths[row] = length
 
     def release(self, row: int) -> None:
         """Drop a row; the last row takes its number."""
-        if not 0 <= row < len(self.cache.lengths):
-            raise InvalidArgument(f"row={row}: expected one of the {len(self.cache.lengths)} live rows")
+        check_row(row, self.cache.lengths)
         self._pending = None
         self.cache.release(row)
 

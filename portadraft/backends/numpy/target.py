@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 
 from portadraft.backends.numpy.ops import NumpyOps
-from portadraft.core.admission import check_export, check_known, check_prompts
+from portadraft.core.admission import (
+    check_commit,
+    check_export,
+    check_known,
+    check_packed,
+    check_prompts,
+    check_row,
+    check_truncate,
+)
 from portadraft.core.target import Known, RowState, TargetFacts
 from portadraft.core.types import PackedBeam, Verdict, Verified
 from portadraft.errors import InvalidArgument
@@ -187,8 +195,7 @@ class NumpyTarget:
         return RowState(tuple(ids), (keys, values), keys.nbytes + values.nbytes, self._owner)
 
     def verify(self, packed: PackedBeam) -> Verified:
-        if packed.tokens.shape[0] != len(self._rows):
-            raise InvalidArgument(f"packed: {packed.tokens.shape[0]} rows, but {len(self._rows)} are live")
+        check_packed(packed, self.lengths)
         for i in range(len(self._rows)):
             if packed.length > self.room(i):
                 raise InvalidArgument(f"packed: length {packed.length}, but row {i} has room for {self.room(i)}")
@@ -202,26 +209,23 @@ class NumpyTarget:
         return _verified(logits, hidden)
 
     def commit(self, verdict: Verdict, counts: Sequence[int], slots: Sequence[Sequence[int]]) -> None:
-        if self._pending is None:
-            raise InvalidArgument("commit: it must follow the verify whose slots it names")
+        check_commit(counts, slots, None if self._pending is None else len(self._pending))
+        assert self._pending is not None
         for row, (keys, values), count, path in zip(self._rows, self._pending, counts, slots, strict=True):
             accepted = list(path[:count])
             row.append(keys[:, :, accepted], values[:, :, accepted])
         self._pending = None
 
     def truncate(self, row: int, length: int) -> None:
-        if not 0 <= length <= self._rows[row].length:
-            raise InvalidArgument(f"length={length}: row {row} holds {self._rows[row].length} tokens")
+        check_truncate(row, length, self.lengths)
         self._rows[row].length = length
         self._pending = None
 
     def release(self, row: int) -> None:
+        check_row(row, self.lengths)
         last = self._rows.pop()
         if row < len(self._rows):
             self._rows[row] = last
-        elif row > len(self._rows):
-            self._rows.append(last)
-            raise InvalidArgument(f"row={row}: only {len(self._rows)} are live")
         self._pending = None
 
     def embeddings(self) -> Array:

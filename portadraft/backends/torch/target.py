@@ -16,7 +16,15 @@ from portadraft.backends.torch.graphs import ENVIRONMENT, Graphs, context_bucket
 from portadraft.backends.torch.limits import UNLIMITED
 from portadraft.backends.torch.ops import NAMES, TorchOps, to_device
 from portadraft.backends.torch.passes import Forward, causal
-from portadraft.core.admission import check_export, check_known, check_prompts
+from portadraft.core.admission import (
+    check_commit,
+    check_export,
+    check_known,
+    check_packed,
+    check_prompts,
+    check_row,
+    check_truncate,
+)
 from portadraft.core.target import Known, RowState, TargetFacts
 from portadraft.core.types import PackedBeam, Verdict, Verified
 from portadraft.errors import InvalidArgument, UnsupportedModel
@@ -202,9 +210,8 @@ class TorchTarget:
         would cross a rotary switch (ask `room` first).
         """
         lengths = self.cache.lengths
-        rows, slots = packed.tokens.shape
-        if rows != len(lengths):
-            raise InvalidArgument(f"packed has {rows} rows: expected one for each of the {len(lengths)} live rows")
+        slots = packed.tokens.shape[1]
+        check_packed(packed, lengths)
         depth = packed.length if slots > 1 else 0
         tokens = packed.tokens.long()
         if self._static:
@@ -304,11 +311,9 @@ class TorchTarget:
 
         Raises: InvalidArgument without a `verify` before, or for another number of rows.
         """
-        if self._pending is None:
-            raise InvalidArgument("commit without a verify before it: call verify first")
+        check_commit(counts, slots, None if self._pending is None else len(self._pending[0]))
+        assert self._pending is not None
         bases, packed = self._pending
-        if len(counts) != len(bases) or len(slots) != len(bases):
-            raise InvalidArgument(f"counts has {len(counts)} rows: expected {len(bases)}, as in the last verify")
         before = self.cache.lengths[:]
         self.cache.move(bases, counts, slots, verdict.slots, packed.tokens.shape[1])
         if self._limit is not None:
@@ -319,15 +324,12 @@ class TorchTarget:
 
     def truncate(self, row: int, length: int) -> None:
         """Forget a row's tokens from `length` on (at least one stays)."""
-        have = self.cache.lengths[row]
-        if not 1 <= length <= have:
-            raise InvalidArgument(f"length={length}: expected 1…{have}, what row {row} holds")
+        check_truncate(row, length, self.cache.lengths)
         self.cache.lengths[row] = length
 
     def release(self, row: int) -> None:
         """Drop a row; the last row takes its number."""
-        if not 0 <= row < len(self.cache.lengths):
-            raise InvalidArgument(f"row={row}: expected one of the {len(self.cache.lengths)} live rows")
+        check_row(row, self.cache.lengths)
         if self._limit is not None:
             self._ids[row] = self._ids[len(self.cache.lengths) - 1]
             self._beyond[row] = self._beyond[-1]
