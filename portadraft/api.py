@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -26,6 +26,8 @@ from portadraft.turns import Turn
 
 if TYPE_CHECKING:
     from portadraft.conversation import Chat
+    from portadraft.profiles.book import Book
+    from portadraft.profiles.schema import Profile
 
 
 def load(
@@ -37,6 +39,7 @@ def load(
     device: str = "auto",
     dtype: str = "auto",
     check: bool = True,
+    profiles: str | Path | Profile = "auto",
 ) -> Model:
     """Load a model and the drafter that goes with it.
 
@@ -47,7 +50,9 @@ def load(
     checkpoint, an object of your own, or "none" (None) for plain decoding. backend, device,
     dtype: "auto" says why in `stats.chosen`; the variable PORTADRAFT_BACKEND decides where backend
     is "auto". check: prove on a small clone of the model's
-    architecture that trees are verified exactly (cached; False trusts you).
+    architecture that trees are verified exactly (cached; False trusts you). profiles: which measurements of
+    this machine choose the beam's shape: "auto" (yours, your fleet's, published ones), "none", a
+    profile or its file, or a store instead of the configured one (docs/profiles.md).
 
     Raises: ModelNotFound, UnsupportedModel, IncompatibleDrafter, CorruptFile,
     MissingDependency, InvalidArgument. Warns: WeightsMismatch.
@@ -74,7 +79,10 @@ def load(
         "dtype": Choice(*loaded.dtype),
         "drafter": Choice(selected.name, selected.reason),
     }
-    return Model(label, loaded.target, codec, selected, chosen, fingerprint)
+    out = Model(label, loaded.target, codec, selected, chosen, fingerprint, profiles)
+    if profiles not in ("auto", "none"):
+        out.profiles  # noqa: B018  # a file that was named and cannot be read is an error at once
+    return out
 
 
 class Model:
@@ -88,6 +96,7 @@ class Model:
         selected: Selected,
         chosen: Mapping[str, Choice],
         fingerprint: str = "",
+        profiles: str | Path | Profile = "auto",
     ) -> None:
         self.name = name
         self.target = target
@@ -97,10 +106,18 @@ class Model:
         self.prefixes = PrefixCache()
         """What `reuse=True` keeps and finds: see `portadraft.prefix.PrefixCache`."""
         self._fingerprint = fingerprint
+        self._profiles = profiles
         self._known: dict[str, Selected] = {}
         self._guard = threading.Lock()
         self._turn = Turn()
         self._worker = Worker(f"portadraft {name}")
+
+    @cached_property
+    def profiles(self) -> Book:
+        """Look-ups of profiles for this model on this machine."""
+        from portadraft.profiles.book import Book
+
+        return Book(self.target, self.name, self._fingerprint, self._profiles)
 
     @overload
     def generate(self, prompt: Prompt, **options: Any) -> Generation: ...

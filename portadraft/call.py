@@ -65,7 +65,7 @@ class Call:
         selected = model.drafter_for(self.options.drafter) if asks else model.selected
         self._drafter = selected.drafter
         self._slots = min(self.options.batch_size or DEFAULT_BATCH_SIZE, len(prompts))
-        self._policy, shown = policy_for(model, selected, self.options, self._slots)
+        self._policy, shown = policy_for(model, selected, self.options, self._slots, max(map(len, self._prompts)))
         widest = self._policy.widest()
         check_rejection(self.options.acceptance, self._drafter, widest or BeamShape(), self.options.sampling)
         self._prefixes = self._prefix_cache()
@@ -239,17 +239,19 @@ class Call:
 
 
 def policy_for(
-    model: Model, selected: Selected, options: Options, rows: int
+    model: Model, selected: Selected, options: Options, rows: int, context: int = 0
 ) -> tuple[ShapePolicy, Mapping[str, Choice]]:
     """Which shapes a call drafts with, and what `stats.chosen` says about it.
 
-    rows: the most that are decoded together. The one place where it is decided: an explicit
-    shape, else the default of drafter and device.
+    rows: the most that are decoded together. context: tokens of the longest prompt. The one place
+    where it is decided: an explicit shape, else this machine's profile, else the default of
+    drafter and device.
     Raises: InvalidArgument for a shape outside what is allowed.
     """
     base, reason = default_shape(selected.name, model.target.ops.device)
     shape = base
-    if not (options.width is None and options.length is None and options.nodes is None):
+    explicit = not (options.width is None and options.length is None and options.nodes is None)
+    if explicit:
         # A shape that the caller began is not cut by a budget that was meant for the default.
         shape = BeamShape(
             base.width if options.width is None else options.width,
@@ -259,5 +261,11 @@ def policy_for(
         reason = "asked for"
     if selected.drafter is None:
         return FixedShape(None), {}
+    if not explicit:
+        temperature = options.sampling.temperature
+        policy, found = model.profiles.policy(selected, rows, temperature=temperature, context=context)
+        if policy is not None:
+            return policy, {"shape": Choice(policy.describe(), found.reason)}
+        reason = f"{reason}; {found.reason}"
     text = f"{shape.width}x{shape.length}" + (f", {shape.nodes} slots" if shape.nodes else "")
     return FixedShape(shape), {"shape": Choice(text, reason)}

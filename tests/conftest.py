@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,6 +15,11 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("PORTADRAFT_CACHE", str(Path(__file__).resolve().parent.parent / ".pytest_cache" / "portadraft"))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# What a developer tuned, trained or configured must not decide how tests go.
+_HOME = tempfile.mkdtemp(prefix="portadraft-tests-")
+atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
+os.environ["XDG_DATA_HOME"] = os.environ["XDG_CONFIG_HOME"] = _HOME
+os.environ.pop("PORTADRAFT_PROFILES", None)
 if (os.cpu_count() or 1) > 4:
     # Tiny models on many cores spend their time waiting for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "4")

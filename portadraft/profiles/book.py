@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from portadraft.drafters.select import Selected
-from portadraft.errors import InvalidArgument
+from portadraft.errors import InvalidArgument, PortadraftError
 from portadraft.profiles.catalog import Place, places
-from portadraft.profiles.following import profile_policy
+from portadraft.profiles.following import ProfileShapes, profile_policy
 from portadraft.profiles.ids import drafter_identity, model_identity
 from portadraft.profiles.lookup import Found, find_in
 from portadraft.profiles.machine import this_machine, this_software
 from portadraft.profiles.nearness import Query, context_class, temperature_class
-from portadraft.profiles.policy import ShapePolicy
 from portadraft.profiles.schema import Profile
 
 MOST_REMEMBERED = 256
@@ -70,15 +69,22 @@ class Book:
             if key not in self._known:
                 if len(self._known) >= MOST_REMEMBERED:
                     self._known.clear()
-                if self._places is None:
-                    self._places = places(self._profiles)
-                query = self.query(selected, temperature=temperature, context=context)
-                self._known[key] = _servable(find_in(query, self._places), selected)
+                self._known[key] = self._look(selected, temperature, context)
             return self._known[key]
+
+    def _look(self, selected: Selected, temperature: float, context: int) -> Found:
+        """Whatever is wrong with stores, profiles or this machine's description is said, and is no reason to stop."""
+        try:
+            if self._places is None:
+                self._places = places(self._profiles)
+            query = self.query(selected, temperature=temperature, context=context)
+            return _servable(find_in(query, self._places), selected)
+        except (PortadraftError, OSError) as error:
+            return Found("none", None, differences=(f"the look-up failed: {error}",))
 
     def policy(
         self, selected: Selected, rows: int, *, temperature: float = 0.0, context: int = 0
-    ) -> tuple[ShapePolicy | None, Found]:
+    ) -> tuple[ProfileShapes | None, Found]:
         """The policy of the nearest profile for up to `rows` rows; None where there is no profile."""
         found = self.find(selected, temperature=temperature, context=context)
         return None if found.profile is None else profile_policy(found.profile, rows), found

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from portadraft.core.types import MOST_NODES, BeamShape
 from portadraft.errors import InvalidArgument
-from portadraft.profiles.policy import ShapePolicy
-from portadraft.profiles.schema import BatchChoice, Profile
+from portadraft.profiles.schema import BatchChoice, Profile, Shape
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,29 @@ class ProfileShapes:
         drafting = [shape for shape in self.shapes if shape is not None]
         return max(drafting, key=BeamShape.slots, default=None)
 
+    def describe(self) -> str:
+        """For stats."""
+        return describe(self.shapes)
 
-def profile_policy(profile: Profile, rows: int) -> ShapePolicy:
+
+def describe(shapes: Sequence[BeamShape | None]) -> str:
+    """The shapes by number of live rows, for stats: "4x4, 8 slots", or "1-2 rows: 4x4, 8 slots; 3-8 rows: plain"."""
+    runs: list[tuple[int, int, BeamShape | None]] = []
+    for live, shape in enumerate(shapes, start=1):
+        if runs and runs[-1][2] == shape:
+            runs[-1] = (runs[-1][0], live, shape)
+        else:
+            runs.append((live, live, shape))
+    if len(runs) == 1:
+        return str(Shape.of(runs[0][2]) or "plain decoding")
+    rows = (str(first) if first == last else f"{first}-{last}" for first, last, _ in runs)
+    return "; ".join(
+        f"{which} row{'' if which == '1' else 's'}: {Shape.of(shape) or 'plain'}"
+        for which, (_, _, shape) in zip(rows, runs, strict=True)
+    )
+
+
+def profile_policy(profile: Profile, rows: int) -> ProfileShapes:
     """The policy that follows a profile for up to `rows` rows decoded together.
 
     Raises: InvalidArgument for rows below 1.

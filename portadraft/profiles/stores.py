@@ -1,6 +1,6 @@
 """Where a fleet keeps its profiles: a folder, a bucket, a hub repository, or a web server that serves an index.
 
-    a folder            /shared/profiles, file:///shared/profiles
+    a folder            /net/profiles, file:///net/profiles
     anything of fsspec  s3://bucket/profiles, gs://…, hf://…        one object per submission, never rewritten
     a web server        https://host/profiles/                      read-only; `index.json` says what there is
 

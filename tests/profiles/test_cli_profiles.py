@@ -1,0 +1,114 @@
+"""`portadraft profiles …`, in process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from portadraft.cli.app import app
+from portadraft.profiles import home, save
+from portadraft.profiles.folder import Folder
+
+from .conftest import move_home
+from .examples import make, sample, shape
+
+pytestmark = pytest.mark.usefixtures("new_home")
+ONE = make(samples=(sample("ann", 20.0, shape()), sample("ann", 10.0, None)))
+TWO = make(samples=(sample("bob", 30.0, shape()), sample("bob", 10.0, None)))
+
+
+def run(*arguments: str, status: int = 0) -> Any:
+    """The JSON that a command prints."""
+    result = CliRunner().invoke(app, ["profiles", *arguments, "--json"])
+    assert result.exit_code == status, result.output
+    return json.loads(result.stdout) if status == 0 else result.stderr
+
+
+def people(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["profiles", *arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_from_home_to_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = str(tmp_path / "store")
+    ids = sorted([save(ONE), save(TWO)])
+    assert sorted(run("push", "--store", store)["pushed"]) == ids
+    move_home(monkeypatch, tmp_path / "other")
+    monkeypatch.setenv("PORTADRAFT_PROFILES", store)
+    assert sorted(run("pull")["fetched"]) == ids
+    assert run("pull")["fetched"] == []
+    rows = [row for row in run("list")["profiles"] if row["origin"] == "measured"]
+    assert sorted(row["id"] for row in rows) == ids
+    assert run("show", ids[0][:8])["machine"]["name"] == "NVIDIA L40S"
+    (merged,) = run("merge")["merged"]
+    assert len(run("show", merged)["samples"]) == 4
+
+
+def test_for_people(tmp_path: Path) -> None:
+    identity = save(ONE)
+    assert identity[:8] in people("list") and "vicuna-33b" in people("list")
+    text = people("show", identity)
+    assert "batch 1: 4x4, 8 slots, 37.0 tokens/s (plain 22.0), 1.70x" in text
+    assert "2 samples of 1 submitter" in text
+    assert people("push", "--store", str(tmp_path)) == f"1 profile in {tmp_path}\n"
+    assert people("pull", "--store", str(tmp_path)).startswith(f"1 profile in {tmp_path}: 1 new here")
+
+
+def test_files(tmp_path: Path) -> None:
+    identity = save(ONE)
+    (written,) = run("export", "--out", str(tmp_path))["exported"]
+    path = tmp_path / f"{written}.json"
+    home.user_folder().remove(identity)
+    assert run("import", str(path))["imported"] == [identity]
+    assert run("validate", str(path))["files"][0]["valid"] is True
+    bad = tmp_path / "bad.json"
+    bad.write_text("{", encoding="utf-8")
+    assert "not all of these files are profiles" in run("validate", str(path), str(bad), status=2)
+    home.user_folder().remove(identity)
+    assert "bad.json: " in run("import", str(path), str(bad), status=2)
+    assert home.user_folder().ids() == []  # all or none
+    assert "no such file" in run("import", str(tmp_path / "none.json"), status=1)
+
+
+def test_merge_files(tmp_path: Path) -> None:
+    paths = []
+    for i, profile in enumerate((ONE, TWO, ONE)):
+        path = tmp_path / f"{i}.json"
+        path.write_bytes(profile.to_bytes())
+        paths.append(str(path))
+    out = tmp_path / "out"
+    report = run("merge", *paths, "--out", str(out))
+    assert report["read"] == 3 and report["merged"] == Folder(out).ids()
+    assert run("show", str(out / f"{report['merged'][0]}.json"))["batches"][0]["speedup"] == pytest.approx(2.5)
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    assert "none is configured; pass --store" in run("push", status=2)
+    assert "none is configured" in run("pull", status=2)
+    assert "it holds no profiles" in run("push", "--store", str(tmp_path), status=2)
+    assert "no such profile" in run("show", "abcd1234", status=2)
+    save(ONE)
+    assert "no such profile" in run("push", "ffff0000", "--store", str(tmp_path), status=2)
+    assert "store='nonsense://x'" in run("push", "--store", "nonsense://x", status=2)
+    assert "check the address" in run("pull", "--store", "http://127.0.0.1:9/x", status=2)
+
+
+def test_explain(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the torch extra is not installed")
+    from tests.test_api import save_model
+
+    save_model(tmp_path / "tiny")
+    options = ["explain", "--model", str(tmp_path / "tiny"), "--dtype", "float32", "--device", "cpu"]
+    report = run(*options)
+    assert report["step"] == "none"
+    assert report["looked_for"]["drafter"]["name"] == "lookup"
+    assert [one["place"] for one in report["looked"]][-1] == "shipped with portadraft"
+    text = people(*options)
+    assert "looked in:  your folder" in text
+    assert "no fleet store is configured" in text
+    assert "the default shape is used; `portadraft tune` measures this machine" in text
