@@ -18,6 +18,7 @@ from portadraft.profiles.lookup import Found, find_in
 from portadraft.profiles.machine import this_machine, this_software
 from portadraft.profiles.nearness import Query, context_class, temperature_class
 from portadraft.profiles.schema import Profile
+from portadraft.profiles.tables import stored_acceptance
 
 MOST_REMEMBERED = 256
 
@@ -78,7 +79,7 @@ class Book:
             if self._places is None:
                 self._places = places(self._profiles)
             query = self.query(selected, temperature=temperature, context=context)
-            return _servable(find_in(query, self._places), selected)
+            return _servable(find_in(query, self._places, stored_acceptance), selected)
         except (PortadraftError, OSError) as error:
             return Found("none", None, differences=(f"the look-up failed: {error}",))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from portadraft.identity import same_weights
 from portadraft.profiles.catalog import Place, places
@@ -26,6 +26,7 @@ from portadraft.profiles.prediction import predict
 from portadraft.profiles.schema import Acceptance, Conditions, Profile, now
 
 MOST_POOLED = 256
+Table: TypeAlias = Callable[[Query], Sequence[Acceptance]]
 
 
 @dataclass(frozen=True)
@@ -97,20 +98,20 @@ def find(
     query: Query,
     profiles: str | Path | Profile = "auto",
     *,
-    acceptance: Sequence[Acceptance] = (),
+    acceptance: Table = lambda query: (),
     refresh: bool = True,
 ) -> Found:
     """The nearest profile.
 
-    profiles: as `catalog.places` takes it. acceptance: of this model and drafter, where a table is known (it lies
-    beside a tuned drafter); profiles bring others. refresh: whether the network may be used.
+    profiles: as `catalog.places` takes it. acceptance: asked for a table of this model and drafter where a prediction
+    needs one (`tables.stored_acceptance`); profiles bring others. refresh: whether the network may be used.
 
     Raises: CorruptFile, OSError where `profiles` names a file that cannot be read.
     """
     return find_in(query, places(profiles, refresh=refresh), acceptance)
 
 
-def find_in(query: Query, where: Sequence[Place], acceptance: Sequence[Acceptance] = ()) -> Found:
+def find_in(query: Query, where: Sequence[Place], acceptance: Table = lambda query: ()) -> Found:
     """The nearest profile of places that were read before."""
     candidates = sorted(_candidates(query, where), key=_Candidate.order)
     looked = tuple(_looked(place, rank, candidates) for rank, place in enumerate(where))
@@ -185,16 +186,16 @@ def _honest(query: Query, candidate: _Candidate) -> Profile | None:
 # prediction
 
 
-def _predicted(
-    query: Query, where: Sequence[Place], table: Sequence[Acceptance], device: Any, step: Step
-) -> Found | None:
+def _predicted(query: Query, where: Sequence[Place], acceptance: Table, device: Any, step: Step) -> Found | None:
     """A shape from this drafter's acceptance and a cost curve of this (or a similar) device."""
     costs = _with_costs(query, where, device)
     if costs is None:
         return None
     source, label = costs
-    lines, origin = _acceptance(query, where, table)
-    batches = predict(lines, source.costs, temperature=query.temperature, context=query.context)
+    lines, origin = _acceptance(query, where, acceptance(query))
+    # A trained drafter's pass has all its slots at every step, lookup's only where it found something.
+    mean = "redrafter" not in query.drafter.name
+    batches = predict(lines, source.costs, temperature=query.temperature, context=query.context, mean_slots=mean)
     if not batches:
         return None
     texts = [f"costs measured on {source.machine.name}", f"acceptance from {origin}"]

@@ -19,19 +19,26 @@ MARGIN = 1.03
 
 
 def predict(
-    acceptance: Sequence[Acceptance], costs: Costs, *, temperature: float = 0.0, context: int = 0
+    acceptance: Sequence[Acceptance],
+    costs: Costs,
+    *,
+    temperature: float = 0.0,
+    context: int = 0,
+    mean_slots: bool = False,
 ) -> tuple[BatchChoice, ...]:
     """The best shape at every batch size that the cost curve knows; () where the two do not suffice.
 
-    Shapes whose costs lie outside what was measured are left out rather than guessed.
+    mean_slots: a step costs what its mean number of slots does (drafters that often find nothing), else what all
+    slots of the shape do (passes are padded to them). Shapes whose costs lie outside what was measured are left out
+    rather than guessed.
     """
     table = [a for a in acceptance if same_temperature(a.temperature, temperature)]
     sizes = sorted({point.batch_size for point in costs.verify})
-    choices = (_best(size, table, costs, context) for size in sizes if table)
+    choices = (_best(size, table, costs, context, mean_slots) for size in sizes if table)
     return tuple(choice for choice in choices if choice is not None)
 
 
-def _best(size: int, table: Sequence[Acceptance], costs: Costs, context: int) -> BatchChoice | None:
+def _best(size: int, table: Sequence[Acceptance], costs: Costs, context: int, mean: bool) -> BatchChoice | None:
     verify = verify_curve(costs.verify, size, context)
     one = verify(1)
     if one is None or one <= 0:
@@ -40,7 +47,7 @@ def _best(size: int, table: Sequence[Acceptance], costs: Costs, context: int) ->
     best, best_speed = None, plain * MARGIN
     for line in table:
         drafting = draft_ms(costs.draft, size, line.shape)
-        verifying = verify(line.shape.beam().slots())
+        verifying = verify(line.slots if mean and line.slots is not None else line.shape.beam().slots())
         if drafting is None or verifying is None:
             continue
         speed = 1000.0 * size * line.tokens_per_step / max(drafting + verifying + costs.overhead_ms, 1e-6)
@@ -58,7 +65,7 @@ def _best(size: int, table: Sequence[Acceptance], costs: Costs, context: int) ->
     )
 
 
-def verify_curve(points: Iterable[VerifyCost], size: int, context: int) -> Callable[[int], float | None]:
+def verify_curve(points: Iterable[VerifyCost], size: int, context: int) -> Callable[[float], float | None]:
     """Milliseconds of a pass by slots at one batch size, at the measured context that is nearest; linear between the
     measured slots, None outside of them.
     """
@@ -72,13 +79,13 @@ def verify_curve(points: Iterable[VerifyCost], size: int, context: int) -> Calla
             known[point.slots] = min(point.ms, known.get(point.slots, math.inf))
     slots = sorted(known)
 
-    def at(n: int) -> float | None:
+    def at(n: float) -> float | None:
         if not slots[0] <= n <= slots[-1]:
             return None
         above = next(s for s in slots if s >= n)
         below = max(s for s in slots if s <= n)
         if above == below:
-            return known[n]
+            return known[above]
         return known[below] + (known[above] - known[below]) * (n - below) / (above - below)
 
     return at

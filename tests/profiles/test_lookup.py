@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from portadraft.core.types import BeamShape
@@ -19,6 +20,10 @@ from portadraft.profiles.nearness import Query, Step, Summary, model_key
 from portadraft.profiles.prediction import predict
 from portadraft.profiles.schema import BatchChoice, Costs, DrafterIdentity, Machine, ModelIdentity, Profile, Software
 from portadraft.profiles.stores import open_store
+from portadraft.profiles.tables import stored_acceptance
+from portadraft.tuner.acceptance import AcceptanceTable, Origin
+from portadraft.tuner.grid import Grid
+from portadraft.tuner.tables import user_tables
 
 from .examples import DRAFTER, MACHINE, MODEL, OTHER_WEIGHTS, SOFTWARE, WHEN, costs, make, query, sample, shape, table
 
@@ -180,9 +185,39 @@ def test_prediction_at_the_temperature_that_is_asked_for() -> None:
     assert find(query(temperature=5.0)).step == "other-conditions"
 
 
+def _store_table(temperature: float, drafter_id: str = DRAFTER.id) -> Path:
+    """One recording of ten steps, in which 4 candidates of 2 give 2.5 tokens a step and everything else 1.5."""
+    grid = Grid(widths=(1, 4), lengths=(1, 2), budgets=(8,))
+    steps = np.full((1, *grid.size), 10, np.int32)
+    accepted = np.full_like(steps, 5)
+    accepted[0, 1, 1, 0] = 15
+    origin = Origin(drafter=DRAFTER.name, drafter_id=drafter_id, weights_id=MODEL.weights_id, temperature=temperature)
+    made = AcceptanceTable(grid, origin, ("chat",), steps, accepted, steps, steps * 8)
+    path = user_tables() / f"{temperature}.safetensors"
+    made.save(path)
+    return path
+
+
+def test_tables_beside_drafters_serve_prediction() -> None:
+    save(make(costs=costs(), conditions=make().conditions.model_copy(update={"temperature": 0.0})))
+    hot = query(temperature=0.7)
+    assert stored_acceptance(hot) == () and find(hot, acceptance=stored_acceptance).step == "other-conditions"
+    _store_table(0.0)
+    assert stored_acceptance(hot) == ()
+    path = _store_table(0.7)
+    assert {line.shape: line.tokens_per_step for line in stored_acceptance(hot)}[shape(4, 2, 8)] == 2.5
+    found = find(hot, acceptance=stored_acceptance)
+    assert found.step == "predicted" and "acceptance from the drafter's own table" in found.reason
+    assert found.profile is not None and found.profile.batches[0].shape == shape(4, 2, 8)
+    assert stored_acceptance(query(temperature=0.7, drafter=DrafterIdentity(name=DRAFTER.name, id="x"))) == ()
+    path.write_bytes(b"no table")
+    with pytest.warns(UserWarning, match="an acceptance table is passed over"):
+        assert find(hot, acceptance=stored_acceptance).step == "other-conditions"
+
+
 def test_similar_device_predicts() -> None:
     save(make(costs=costs(3.0), machine=_machine(name="NVIDIA L4"), drafter=DrafterIdentity(name="lookup", id="l")))
-    found = find(query(), acceptance=table())
+    found = find(query(), acceptance=lambda asked: table())
     assert found.step == "similar-device"
     assert found.differences == ("costs measured on NVIDIA L4", "acceptance from the drafter's own table")
 
@@ -197,6 +232,15 @@ def test_predict() -> None:
     dear = Costs(verify=tuple(point.model_copy(update={"ms": point.slots * 20.0}) for point in costs().verify))
     assert {choice.shape for choice in predict(table(), dear)} == {None}
     assert predict((), costs()) == () == predict(table(), Costs()) == predict(table(0.7), costs())
+
+
+def test_what_often_finds_nothing_costs_its_mean() -> None:
+    """Lookup's 8 tokens are checked in one step of ten: such a step costs little on average."""
+    rare = table()[1].model_copy(update={"slots": 1.5, "tokens_per_step": 1.2})
+    dear = Costs(verify=tuple(p.model_copy(update={"ms": 20.0 + 5 * (p.slots - 1)}) for p in costs().verify))
+    assert {choice.shape for choice in predict((rare,), dear)} == {None}
+    (choice, _) = predict((rare,), dear, mean_slots=True)
+    assert choice.speedup == pytest.approx(1.2 * 20 / 22.5)
 
 
 def test_prediction_does_not_leave_what_was_measured() -> None:
