@@ -13,7 +13,7 @@ from typing import Any
 
 from portadraft import backends
 from portadraft.cli.guard import complain
-from portadraft.errors import InvalidArgument, MissingDependency
+from portadraft.errors import InvalidArgument, MissingDependency, PortadraftError
 
 
 def main(
@@ -48,8 +48,8 @@ def main(
         config = _config(before or TrainConfig(), mode, mix, cache_limit, choices, schedule)
         given = None if config == before else config
         result = train(model, data or None, out=out, text=text or None, config=given, **options)
-    except InvalidArgument as error:
-        raise InvalidArgument(as_typed(str(error))) from error
+    except PortadraftError as error:
+        raise type(error)(as_typed(str(error))) from error
     except (KeyboardInterrupt, OSError) as error:
         if _speaks():
             line = shlex.join(["portadraft", "train", model, "--out", str(out), "--resume"])

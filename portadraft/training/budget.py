@@ -35,7 +35,7 @@ def parse_budget(text: str) -> Budget:
         tokens = round(float(match[1]) * _TOKENS[match[2]])
         if tokens > 0:
             return Budget(tokens=tokens)
-    elif re.fullmatch(rf"(?:{_NUMBER}[smhd])+", plain):
+    elif re.fullmatch(rf"(?:{_NUMBER}[smhdSHD])+", text.strip().replace(" ", "")):  # 3M is no 3 minutes
         seconds = sum(float(number) * _SECONDS[unit] for number, unit in re.findall(_NUMBER + "([smhd])", plain))
         if seconds > 0:
             return Budget(seconds=seconds)

@@ -27,17 +27,22 @@ def request_for(
 ) -> dict[str, Any]:
     """All that decides the result, as plain JSON; what was left out comes from the run before."""
     was = before or {}
-    listed = {name: _listed(given, was.get(name, [])) for name, given in (("data", data), ("text", text))}
+    listed: dict[str, list[str]] = {}
     digests = {}
-    for name, paths in listed.items():
+    for name, given in (("data", data), ("text", text)):
+        paths = was.get(name, []) if given is None else [given] if isinstance(given, (str, Path)) else list(given)
+        listed[name] = []
         for path in paths:
             if files.names_dataset(path):
+                listed[name].append(str(path))
                 continue
             rows = files.read_rows(path)  # a mistake in a file is found before the model is loaded
             if name == "text" and not any(row.text for row in rows):
                 raise InvalidArgument("text: no row has a `text` or a `reference`; pass files of prompts as data=")
+            whole = str(Path(path).resolve())
+            listed[name].append(whole)
             with Path(path).open("rb") as file:
-                digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
+                digests[whole] = hashlib.file_digest(file, "sha256").hexdigest()
     settings = json.loads(json.dumps(asdict(config or TrainConfig()))) if config or not was else was["config"]
     start = was.get("init") if init is None else str(Path(init).resolve())
     request = {
@@ -51,13 +56,6 @@ def request_for(
     if "own_prompts" in was:
         request["own_prompts"] = was["own_prompts"]
     return request
-
-
-def _listed(given: Paths, before: list[str]) -> list[str]:
-    if given is None:
-        return before
-    paths = [given] if isinstance(given, (str, Path)) else list(given)
-    return [str(p) if files.names_dataset(p) else str(Path(p).resolve()) for p in paths]
 
 
 def check_init(config: TrainConfig) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from portadraft.drafters.checkpoint import read_checkpoint
-from portadraft.errors import InvalidArgument
+from portadraft.errors import PortadraftError
 from portadraft.training.config import FitConfig, TrainConfig, config_from_json
 from portadraft.training.distributed import join
 from portadraft.training.finish import computation
@@ -71,7 +71,7 @@ def train(
         run = Stages(out, folder, request, processes, progress)
         try:
             return run.all(processes.device)
-        except (InvalidArgument, LookupError, ImportError):
+        except PortadraftError:
             # A mistake of the caller's in a new run: nothing is worth keeping.
             if before is None and processes.main and not run.made_something:
                 discard(folder)
