@@ -16,7 +16,7 @@ import safetensors.numpy
 from portadraft.backends.numpy.ops import NumpyOps
 from portadraft.core import recurrent
 from portadraft.core.recurrent import RecurrentConfig
-from portadraft.drafters import checkpoint as module
+from portadraft.drafters import checkpoint_files as module
 from portadraft.drafters.checkpoint import (
     Checkpoint,
     Identity,

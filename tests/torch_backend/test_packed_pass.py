@@ -15,7 +15,7 @@ from portadraft.backends.torch.target import TorchTarget
 from portadraft.core.types import PackedBeam, Verdict, Verified
 from portadraft.errors import InvalidArgument
 
-from .families import FAMILIES, VOCABULARY, WINDOW, distance, path, plain_logits, random_tree
+from .families import FAMILIES, VOCABULARY, WINDOW, _make, distance, path, plain_logits, random_tree
 
 TOLERANCE = 1e-3
 WRONG = 2e-2
@@ -273,3 +273,28 @@ def test_features_are_what_the_head_reads() -> None:
     assert distance(verified.hidden[0, 0], hidden) < TOLERANCE
     assert target.facts.hidden_size == hidden.shape[-1]
     assert target.facts.vocabulary_size == VOCABULARY
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+@pytest.mark.parametrize(("kept", "total"), [(9, 15), (9, 40), (30, 40), (30, 34), (14, 15)])
+def test_restored_rows_on_both_sides_of_a_rotary_switch(kind: str, kept: int, total: int) -> None:
+    """A state is used only where a fresh prefill would have its keys; the answer is the prefill's in any case."""
+    if kind == "longrope":
+        model = model_of("phi3-longrope")
+    else:
+        scheme = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+        model = _make("Llama", rope_parameters=scheme, max_position_embeddings=24)()
+    ids = prompts(np.random.default_rng(12), total)[0]
+    target = TorchTarget(model)
+    target.admit([ids[:kept]])
+    state = target.export(0, ids[:kept])
+    target.release(0)
+    restored = target.admit([ids], known=[(state, kept)])
+    fresh = TorchTarget(model).admit([ids])
+    assert distance(restored.logits[0, 0], fresh.logits[0, 0]) < TOLERANCE
+    assert target._switched is not None
+    wrong = target._switched
+    wrong.usable = lambda beyond, total: True  # type: ignore[method-assign]
+    blind = target.admit([ids], known=[(state, kept)])
+    same_side = (kept > 24) == (total > 24) and not (kind == "dynamic" and total > 24)
+    assert (distance(blind.logits[0, 0], fresh.logits[0, 0]) < TOLERANCE) == same_side

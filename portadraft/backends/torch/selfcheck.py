@@ -176,7 +176,7 @@ def _record_path(model: Any) -> Path:
 
     config = {k: v for k, v in model.config.to_dict().items() if not k.startswith("_")}
     sources = hashlib.sha256()
-    for name in ("attention", "cache", "limits", "selfcheck", "shrink", "target"):
+    for name in ("attention", "cache", "limits", "passes", "rotary_rows", "selfcheck", "shrink", "target"):
         # Our own code decides the outcome too, and changes between releases while it is worked on.
         sources.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     key = {

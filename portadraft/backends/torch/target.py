@@ -16,6 +16,7 @@ from portadraft.backends.torch.graphs import ENVIRONMENT, Graphs, context_bucket
 from portadraft.backends.torch.limits import UNLIMITED
 from portadraft.backends.torch.ops import NAMES, TorchOps, to_device
 from portadraft.backends.torch.passes import Forward, causal
+from portadraft.backends.torch.rotary_rows import RotaryRows
 from portadraft.core.admission import (
     check_commit,
     check_export,
@@ -74,9 +75,7 @@ class TorchTarget:
         except UnsupportedModel as error:
             raise unsupported(model, str(error)) from error
         self.cache, self._limit = self._forward.cache, self._forward.limit
-        # Tokens of each row, kept only where a rotary switch may make us compute a row again.
-        self._ids = torch.zeros((0, 0), dtype=torch.int64, device=self._device)
-        self._beyond: list[bool] = []
+        self._switched = None if self._limit is None else RotaryRows(self._limit, self._device)
         self._pending: tuple[list[int], PackedBeam] | None = None
         self._owner = object()  # tells this target's exported states
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -135,22 +134,22 @@ class TorchTarget:
         if self._static:
             wanted = context_bucket(wanted) + SLOTS  # growing later would mean to capture everything again
         self._reserve(old + len(prompts), wanted, exact=True)
-        if self._limit is not None:
-            self._grow_ids()
+        if self._switched is not None:
+            self._switched.grow(*self.cache.capacity)
         done = []
         for i, (prompt, entry) in enumerate(zip(prompts, states, strict=True)):
             ids = torch.tensor([prompt], dtype=torch.int64, device=self._device)
             restored = 0
-            if entry is not None and self._usable(entry[0].native, len(prompt)):
-                restored = entry[1]
-                self.cache.write(old + i, entry[0].native.planes, restored)
+            if entry is not None:
+                native: _Native = entry[0].native
+                if self._switched is None or self._switched.usable(native.beyond, len(prompt)):
+                    restored = entry[1]
+                    self.cache.write(old + i, native.planes, restored)
             done.append(self._prefill(old + i, ids, restored=restored))
         # Rows count only from here on, so an error above leaves none.
         self.cache.lengths.extend(len(p) for p in prompts)
-        if self._limit is not None:
-            for i, prompt in enumerate(prompts):
-                self._ids[old + i, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64, device=self._device)
-                self._beyond.append(len(prompt) > self._limit.at)
+        if self._switched is not None:
+            self._switched.admit(prompts)
         return Verified(
             torch.cat([verified.logits for verified in done]), torch.cat([verified.hidden for verified in done])
         )
@@ -159,16 +158,9 @@ class TorchTarget:
         """A row's committed keys and values, copied out (see `Target.export`)."""
         check_export(row, ids, self.cache.lengths)
         planes = self.cache.read(row)
-        beyond = self._limit is not None and self._beyond[row]
+        beyond = self._switched is not None and self._switched.beyond[row]
         size = sum(plane.numel() * plane.element_size() for plane in planes)
         return RowState(tuple(ids), _Native(tuple(planes), beyond), size, self._owner)
-
-    def _usable(self, state: _Native, total: int) -> bool:
-        """Whether a row of `total` tokens would have these keys: past a rotary switch all of them differ."""
-        if self._limit is None:
-            return True
-        beyond = total > self._limit.at
-        return not beyond and not state.beyond if self._limit.kind == "dynamic" else beyond == state.beyond
 
     def _prefill(self, row: int, ids: Tensor, beyond: bool | None = None, restored: int = 0) -> Verified:
         """Fill a row with ids (1, T) in chunks; what the model says at the last position.
@@ -284,27 +276,18 @@ class TorchTarget:
 
     def _settle(self, depth: int) -> None:
         """Before a step: refuse trees over the rotary switch, recompute rows that crossed it."""
-        assert self._limit is not None
-        self._grow_ids()
+        assert self._switched is not None
+        self._switched.grow(*self.cache.capacity)
         for row, length in enumerate(self.cache.lengths):
-            if depth > self._limit.depth(length):
+            room = self._switched.limit.depth(length)
+            if depth > room:
                 raise InvalidArgument(
-                    f"packed.length={depth}: row {row} has room for a depth of {self._limit.depth(length)} before its "
+                    f"packed.length={depth}: row {row} has room for a depth of {room} before its "
                     "rotary frequencies change; draft no deeper than target.room(row)"
                 )
-            beyond = self._limit.beyond(length)
-            if beyond != self._beyond[row] and (self._limit.kind == "longrope" or not beyond):
-                # All keys change with the frequencies; transformers' own generate starts anew here too. (With
-                # dynamic NTK only new keys do, but a row cut back before the switch has keys from past it.)
-                self._prefill(row, self._ids[row : row + 1, :length].clone(), beyond)
-            self._beyond[row] = beyond
-
-    def _grow_ids(self) -> None:
-        rows, tokens = self.cache.capacity
-        if self._ids.shape != (rows, tokens):
-            ids = torch.zeros((rows, tokens), dtype=torch.int64, device=self._device)
-            ids[: self._ids.shape[0], : self._ids.shape[1]] = self._ids
-            self._ids = ids
+            ids = self._switched.stale(row, length)
+            if ids is not None:
+                self._prefill(row, ids, self._switched.beyond[row])
 
     def commit(self, verdict: Verdict, counts: Sequence[int], slots: Sequence[Sequence[int]]) -> None:
         """Move the accepted slots of the last `verify` behind each row's context.
@@ -316,10 +299,10 @@ class TorchTarget:
         bases, packed = self._pending
         before = self.cache.lengths[:]
         self.cache.move(bases, counts, slots, verdict.slots, packed.tokens.shape[1])
-        if self._limit is not None:
+        if self._switched is not None:
             for b, length in enumerate(before):
                 chosen = packed.tokens[b].long().gather(0, verdict.slots[b, : counts[b]].long())
-                self._ids[b, length : length + counts[b]] = chosen
+                self._switched.commit(b, length, chosen)
         self._pending = None
 
     def truncate(self, row: int, length: int) -> None:
@@ -330,10 +313,8 @@ class TorchTarget:
     def release(self, row: int) -> None:
         """Drop a row; the last row takes its number."""
         check_row(row, self.cache.lengths)
-        if self._limit is not None:
-            self._ids[row] = self._ids[len(self.cache.lengths) - 1]
-            self._beyond[row] = self._beyond[-1]
-            self._beyond.pop()
+        if self._switched is not None:
+            self._switched.release(row)
         self._pending = None
         self.cache.release(row)
 
