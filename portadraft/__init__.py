@@ -27,14 +27,18 @@ from portadraft.errors import (
 
 if TYPE_CHECKING:
     from portadraft.api import Model, generate, load, stream
+    from portadraft.conversation import Chat
     from portadraft.core.types import BeamShape
-    from portadraft.generation import Generation
+    from portadraft.generation import Delta, Generation
+    from portadraft.prefix import PrefixCache
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BeamShape",
+    "Chat",
     "CorruptFile",
+    "Delta",
     "Generation",
     "IncompatibleDrafter",
     "InvalidArgument",
@@ -43,6 +47,7 @@ __all__ = [
     "ModelNotFound",
     "OutOfMemory",
     "PortadraftError",
+    "PrefixCache",
     "UnsupportedModel",
     "WeightsMismatch",
     "__version__",
@@ -53,7 +58,10 @@ __all__ = [
 
 _LAZY = {
     "BeamShape": "portadraft.core.types",
+    "Chat": "portadraft.conversation",
+    "Delta": "portadraft.generation",
     "Generation": "portadraft.generation",
+    "PrefixCache": "portadraft.prefix",
     "Model": "portadraft.api",
     "generate": "portadraft.api",
     "load": "portadraft.api",

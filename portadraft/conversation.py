@@ -22,7 +22,7 @@ class Chat:
     edit one): the next answer is to what stands there then, and of the keys and values that are
     kept the common beginning is used. An answer is what a stateless call with the same
     messages gives; `Generation.stats.reused_tokens` says how much of the prompt was kept.
-    prefixes: what is kept, with its limit.
+    prefixes: what is kept, with its limit. One chat is for one user: its calls are not to overlap.
     """
 
     def __init__(

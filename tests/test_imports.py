@@ -127,7 +127,9 @@ def test_help_is_quick() -> None:
 def test_public_names() -> None:
     assert portadraft.__all__ == [
         "BeamShape",
+        "Chat",
         "CorruptFile",
+        "Delta",
         "Generation",
         "IncompatibleDrafter",
         "InvalidArgument",
@@ -136,6 +138,7 @@ def test_public_names() -> None:
         "ModelNotFound",
         "OutOfMemory",
         "PortadraftError",
+        "PrefixCache",
         "UnsupportedModel",
         "WeightsMismatch",
         "__version__",

@@ -67,8 +67,29 @@ def generate(
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends the answer; may be given again.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample among so many of the most probable tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample among the tokens that make up this probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Leave out tokens below this part of the best one's.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: what was said is said less.")] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="Taken off a token's logit once it was said.")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="The same, for every time it was said.")] = None,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(help="ID=BIAS, added to a token's logit; may be given again.")
+    ] = None,
+    ban: Annotated[
+        list[str] | None, typer.Option(help="A string of one token that is never chosen; may be given again.")
+    ] = None,
+    min_tokens: Annotated[int | None, typer.Option(help="No end before so many tokens.")] = None,
+    sampling: Annotated[str | None, typer.Option(help="'model': sample as the model's own files recommend.")] = None,
+    acceptance: Annotated[
+        str | None, typer.Option(help="match, or rejection (Leviathan et al., width 1, for comparison).")
+    ] = None,
     seed: Annotated[int, typer.Option(help="The seed of sampling.")] = 0,
+    logprobs: Annotated[
+        int | None, typer.Option(help="Log-probabilities in the JSON, with so many of the top tokens.")
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(help="End the answer after so many seconds.")] = None,
     width: Annotated[int | None, typer.Option(help="Candidates of a draft.")] = None,
     length: Annotated[int | None, typer.Option(help="Drafted tokens of a candidate.")] = None,
     nodes: Annotated[
@@ -101,7 +122,20 @@ def generate(
             "raw": raw,
             "stop": stop or None,
             "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "logit_bias": command.read_biases(logit_bias or ()),
+            "banned": ban or None,
+            "min_tokens": min_tokens,
+            "sampling": sampling,
+            "acceptance": acceptance,
             "seed": seed,
+            "logprobs": logprobs,
+            "timeout_s": timeout,
             "width": width,
             "length": length,
             "nodes": nodes,

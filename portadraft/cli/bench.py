@@ -106,6 +106,38 @@ def acceptance(
     )
 
 
+@app.command()
+@guarded
+def batches(
+    prompts: Annotated[Path, typer.Argument(help="JSONL with `turns` or `prompt` a line.")],
+    model: Model = DEFAULT_MODEL,
+    slots: Annotated[
+        list[int] | None, typer.Option(min=1, help="Prompts decoded together; may be given again (1 and 4).")
+    ] = None,
+    drafter: Annotated[list[str] | None, typer.Option(help="May be given again (none and auto).")] = None,
+    count: Annotated[int, typer.Option(min=1, help="How many prompts, spread over the file by length.")] = 40,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Of each answer.")] = 48,
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+) -> None:
+    """Many prompts through the slots of a batch, against one by one."""
+    from portadraft.bench.batches import batches as run
+
+    _threads(threads)
+    _print(
+        run(
+            prompts,
+            model=model,
+            slots=slots or (1, 4),
+            drafters=drafter or ("none", "auto"),
+            count=count,
+            max_tokens=max_tokens,
+            dtype=dtype,
+        ),
+        "runs",
+    )
+
+
 def _shape(text: str) -> Any:
     from portadraft.core.types import BeamShape
 
