@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-from portadraft.backends.mlx.loading import Chosen, choose_device, load_model
-from portadraft.backends.mlx.target import MlxTarget
+from portadraft.backends.mlx.loading import choose_device, load_model
+from portadraft.backends.sources import Chosen, LoadedTarget
 from portadraft.models import ModelSource
-
-
-class LoadedTarget(NamedTuple):
-    """A target, its text side, and where and in which type it runs, with reasons."""
-
-    target: MlxTarget
-    tokenizer: Any
-    generation_config: Any
-    device: Chosen
-    dtype: Chosen
 
 
 def load_target(source: ModelSource, *, dtype: str = "auto", device: str = "auto", check: bool = True) -> LoadedTarget:

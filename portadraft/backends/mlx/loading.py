@@ -12,21 +12,13 @@ from mlx.utils import tree_flatten, tree_map
 
 from portadraft.backends.mlx.gguf import load_gguf
 from portadraft.backends.mlx.ops import mlx_dtype
+from portadraft.backends.sources import Chosen, fetch, first_line
 from portadraft.backends.tokenizers import load_gguf_tokenizer, load_tokenizer
-from portadraft.errors import CorruptFile, InvalidArgument, MissingDependency, ModelNotFound, UnsupportedModel
+from portadraft.errors import CorruptFile, InvalidArgument, MissingDependency, UnsupportedModel
 from portadraft.models import ModelSource, gguf_path, resolve
 from portadraft.models.files import check_folder, read_config
 
-_DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken"]
-_NOT_DOWNLOADED = ["*/*", "consolidated*.safetensors"]
 _DTYPES = ("float32", "bfloat16", "float16")
-
-
-class Chosen(NamedTuple):
-    """A value and why it was chosen."""
-
-    value: str
-    reason: str
 
 
 class Loaded(NamedTuple):
@@ -93,7 +85,7 @@ def load_model(source: ModelSource | str, dtype: str = "auto", device: str = "au
         model, ends = load_gguf(path, None if chosen.value == "auto" else mlx_dtype(chosen.value))
         tokenizer = load_gguf_tokenizer(path)
         return Loaded(model, tokenizer, ends, int(model.args.max_position_embeddings), chosen)
-    folder = _fetch(source)
+    folder = fetch(source)
     config = read_config(folder)
     check_folder(folder)
     quantised = bool(config.get("quantization") or config.get("quantization_config"))
@@ -102,28 +94,6 @@ def load_model(source: ModelSource | str, dtype: str = "auto", device: str = "au
     if chosen.value != "auto":
         _set_dtype(model, mlx_dtype(chosen.value))
     return Loaded(model, load_tokenizer(folder), _ends(folder, config), _limit(config), chosen)
-
-
-def _fetch(source: ModelSource) -> Path:
-    if source.kind == "folder":
-        return Path(source.location)
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(
-            snapshot_download(
-                source.location,
-                revision=source.revision,
-                allow_patterns=_DOWNLOADED,
-                ignore_patterns=_NOT_DOWNLOADED,
-            )
-        )
-    except Exception as error:  # the hub's client raises errors of many kinds, its HTTP library's included
-        hint = f" {source.hint[0].upper()}{source.hint[1:]}." if source.hint else ""
-        raise ModelNotFound(
-            f"model={source.label!r}: {source.location} is neither in the local Hugging Face cache nor reachable "
-            f"({_first_line(error)}); check the id, the network and, for a gated model, `hf auth login`.{hint}"
-        ) from error
 
 
 def _load_folder(folder: Path, label: str) -> Any:
@@ -142,7 +112,7 @@ def _load_folder(folder: Path, label: str) -> Any:
     except ModuleNotFoundError as error:
         raise MissingDependency(f"model={label!r} needs a package that is not installed ({error})") from error
     except ValueError as error:
-        text = _first_line(error)
+        text = first_line(error)
         if "not supported" in text or "custom module" in text:
             raise UnsupportedModel(
                 f"model={label!r}: mlx-lm has no code for it ({text}); use another model, or backend='torch'"
@@ -180,7 +150,3 @@ def _limit(config: Any) -> int | None:
         if isinstance(value, int) and value > 0:
             return value
     return None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

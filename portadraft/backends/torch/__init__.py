@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from portadraft.backends.torch.ops import TorchOps
 
 if TYPE_CHECKING:
-    from portadraft.backends.torch.entry import LoadedTarget
+    from portadraft.backends.sources import LoadedTarget
     from portadraft.backends.torch.target import TorchTarget
     from portadraft.models import ModelSource
 

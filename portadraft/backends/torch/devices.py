@@ -6,22 +6,15 @@ import platform
 import subprocess
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
+from portadraft.backends.sources import Chosen
 from portadraft.backends.torch.ops import DTYPES
 from portadraft.errors import InvalidArgument
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 _X86_BF16 = {"avx512_bf16", "amx_bf16", "avx_ne_convert"}
-
-
-class Chosen(NamedTuple):
-    """A value and why it was chosen."""
-
-    value: str
-    reason: str
 
 
 @lru_cache(maxsize=1)

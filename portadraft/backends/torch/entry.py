@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
+from portadraft.backends.sources import LoadedTarget
 from portadraft.backends.torch import make_target
-from portadraft.backends.torch.devices import Chosen, choose_device, choose_dtype
+from portadraft.backends.torch.devices import choose_device, choose_dtype
 from portadraft.backends.torch.loading import load_model
-from portadraft.backends.torch.target import TorchTarget
 from portadraft.models import ModelSource
-
-
-class LoadedTarget(NamedTuple):
-    """A target, its text side, and where and in which type it runs, with reasons."""
-
-    target: TorchTarget
-    tokenizer: Any
-    generation_config: Any
-    device: Chosen
-    dtype: Chosen
 
 
 def load_target(source: ModelSource, *, dtype: str = "auto", device: str = "auto", check: bool = True) -> LoadedTarget:

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 
 from portadraft.backends.gguf_once import read_gguf_once
 from portadraft.backends.quiet import quiet_transformers
+from portadraft.backends.sources import fetch, first_line
 from portadraft.backends.tokenizers import load_gguf_tokenizer, load_tokenizer
 from portadraft.backends.torch.devices import choose_device, choose_dtype, cpu_has_bf16, torch_dtype
 from portadraft.errors import (
@@ -40,8 +41,6 @@ __all__ = ["Loaded", "choose_device", "choose_dtype", "cpu_has_bf16", "fetch", "
 _KIND = "weights"
 _LARGEST_CACHED = 6 << 30  # bytes of unpacked float32 weights
 _UNPACKED_TO_PACKED = 8  # of 4-bit weights
-_DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken"]
-_NOT_DOWNLOADED = ["*/*", "consolidated*.safetensors"]
 
 
 _log = logging.getLogger(__name__)
@@ -88,39 +87,6 @@ def gguf_cached(path: Path) -> bool:
 
 def _key(path: Path) -> str:
     return f"{cache.file_identity(path)}-{transformers.__version__}"
-
-
-def fetch(source: ModelSource) -> Path:
-    """The local folder of a source of kind `folder` or `hub`; the latter is downloaded unless it is cached.
-
-    Raises: ModelNotFound where the hub or the model cannot be reached.
-    """
-    if source.kind == "folder":
-        return Path(source.location)
-    from huggingface_hub import snapshot_download
-
-    options: dict[str, Any] = {
-        "revision": source.revision,
-        "allow_patterns": _DOWNLOADED,
-        "ignore_patterns": _NOT_DOWNLOADED,
-    }
-    try:
-        with quiet_transformers():
-            folder = Path(snapshot_download(source.location, **options))
-    except Exception as error:  # the hub's client raises errors of many kinds, its HTTP library's included
-        hint = f" {source.hint[0].upper()}{source.hint[1:]}." if source.hint else ""
-        raise ModelNotFound(
-            f"model={source.label!r}: {source.location} is neither in the local Hugging Face cache nor reachable "
-            f"({_first_line(error)}); check the id, the network and, for a gated model, `hf auth login`.{hint}"
-        ) from error
-    if not any(folder.glob("*.safetensors")):
-        raise UnsupportedModel(
-            f"model={source.label!r}: {source.location} has no safetensors weights (at revision "
-            f"{source.revision or 'main'}); portadraft does not read pickled ones, which can run code. Where a pull "
-            f"request there adds a safetensors variant, use '{source.location}@refs/pr/<number>'; else convert the "
-            "weights with transformers (from_pretrained, then save_pretrained) and pass the folder"
-        )
-    return folder
 
 
 def _check_architecture(config: Any, label: str) -> None:
@@ -207,7 +173,7 @@ def _unpack_gguf(path: Path, dtype: torch.dtype) -> Any:
                 str(path.parent), gguf_file=path.name, dtype=dtype, trust_remote_code=False, **options
             )
     except (ValueError, LookupError, EOFError, OverflowError, struct.error) as error:
-        text = _first_line(error)
+        text = first_line(error)
         if "not supported" in text or "architecture" in text.lower():
             raise UnsupportedModel(
                 f"model file {path}: transformers cannot read GGUF files of this model ({text}); "
@@ -235,27 +201,23 @@ def _clear_errors(label: str) -> Iterator[None]:
         raise
     except SafetensorError as error:
         raise CorruptFile(
-            f"model={label!r}: its weights are damaged ({_first_line(error)}); download them again"
+            f"model={label!r}: its weights are damaged ({first_line(error)}); download them again"
         ) from error
     except ImportError as error:
         raise MissingDependency(
-            f"model={label!r} needs a package that is not installed ({_first_line(error)}); for a GGUF file: "
+            f"model={label!r} needs a package that is not installed ({first_line(error)}); for a GGUF file: "
             "pip install 'portadraft[torch,gguf]'"
         ) from error
     except (MemoryError, RuntimeError) as error:
         text = str(error).lower()
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "out of memory" in text or "allocate" in text:
             raise OutOfMemory(
-                f"model={label!r} does not fit into memory ({_first_line(error)}); use a smaller model, "
+                f"model={label!r} does not fit into memory ({first_line(error)}); use a smaller model, "
                 "dtype='bfloat16' or 'float16', or a device with more memory"
             ) from error
         if "size mismatch" in text or "ignore_mismatched_sizes" in text:
             raise CorruptFile(
                 f"model={label!r}: its weights do not have the shapes that config.json describes "
-                f"({_first_line(error)}); download both from the same origin"
+                f"({first_line(error)}); download both from the same origin"
             ) from error
         raise
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
