@@ -191,7 +191,8 @@ class Builder:
             with self._task(
                 f"generating {'held-out ' * (name == 'held')}answers", len(open_ones), "answers"
             ) as advance:
-                advance.add(len(open_ones) - size * len(missing := groups.missing(count)), at_least=0)
+                missing = groups.missing(count)
+                advance.add(max(0, len(open_ones) - size * len(missing)))
                 for group in missing:
                     some = open_ones[group * size : (group + 1) * size]
                     most = [min(request.max_answer, self.longest - len(prompts[i].ids)) for i in some]
@@ -275,8 +276,8 @@ class _Advance:
     def __init__(self, report: Callable[[int], None]) -> None:
         self._report, self._done = report, 0
 
-    def add(self, more: int, at_least: int | None = None) -> None:
-        self._done += more if at_least is None else max(more, at_least)
+    def add(self, more: int) -> None:
+        self._done += more
         self._report(self._done)
 
     def part(self, done: int) -> None:

@@ -110,8 +110,9 @@ def _plain(shown: str, content: str) -> Iterator[Row]:
     while start < len(content):
         end = min(start + BLOCK, len(content))
         if end < len(content):
-            cut = max(content.rfind("\n\n", start, end), content.rfind("\n", start + BLOCK // 2, end))
-            end = cut + 1 if cut > start else end
+            half = start + BLOCK // 2
+            breaks = ((content.rfind(mark, half, end), len(mark)) for mark in ("\n\n", "\n", " "))
+            end = next((at + width for at, width in breaks if at >= half), end)
         if content[start:end].strip():
             yield Row(text=content[start:end], where=f"{shown}, from character {start}")
         start = end

@@ -32,8 +32,8 @@ def write_array(path: Path, array: NDArray[Any]) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed runs left half written. Only while nobody else works in the folder."""
-    for left in folder.glob(".*.npy.*"):
+    """Remove what killed runs left half written or for a while. Only while nobody else works in the folder."""
+    for left in (*folder.glob(".*.npy.*"), *folder.glob("*-stream*.npy")):
         with contextlib.suppress(OSError):
             left.unlink()
 

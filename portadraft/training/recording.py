@@ -76,7 +76,7 @@ def chunks_of(batches: Sequence[Sequence[int]], rows: Sequence[int], most: int) 
 
 def bits_of(hidden: Tensor) -> NDArray[np.uint16]:
     """Features as bfloat16 bits on the host."""
-    return hidden.to(torch.bfloat16).contiguous().view(torch.int16).cpu().numpy().view(np.uint16)
+    return hidden.cpu().to(torch.bfloat16).contiguous().view(torch.int16).numpy().view(np.uint16)
 
 
 def record_batches(

@@ -18,7 +18,7 @@ from portadraft.training.features import Document, Features
 from portadraft.training.local import Continuer, LocalFeatures, branches_of, record_local
 from portadraft.training.pieces import write_array
 from portadraft.training.progress import Progress
-from portadraft.training.recording import CHUNK_BYTES, Plan, record_batches
+from portadraft.training.recording import BATCH_TOKENS, CHUNK_BYTES, Plan, record_batches
 from portadraft.training.said import said_by
 from portadraft.training.store import Store, stream_beyond
 
@@ -74,12 +74,12 @@ class Shelf:
         rows = self._rows()
         for name, documents in ((HELD, held), (ANSWERS, answered), (TEXTS, texts if self.reading else [])):
             if documents:
-                self.plans[name] = Plan(documents, rows, seed=request.seed)
+                self.plans[name] = Plan(documents, rows, min(BATCH_TOKENS, rows), request.seed)
         if "local" in mix and texts:
             self._continuer = Continuer(self.model, request.steps, self._end_tokens, self.said)
             cut = self._cut_for(self._continuer, texts)
             each = [len(branches_of(d)) * (request.steps + 1) for d in cut]
-            self.plans[LOCAL] = Plan(cut, rows, seed=request.seed, rows=each)
+            self.plans[LOCAL] = Plan(cut, rows, 1, request.seed, each)  # a text at a time
         if not set(self.plans) - {HELD}:
             raise InvalidArgument("data: nothing is left to train on; pass more or longer texts")
         streamed = self._streamed()
