@@ -45,14 +45,16 @@ def final_figures(
     if not recordings:
         return {}
     chosen = _ids(checkpoint)
-    rows, bias = head_for(target, chosen)
-    params = {k: torch.from_numpy(np.array(v)).to(rows.device, rows.dtype) for k, v in checkpoint.params.items()}
-    params["head.weight"] = rows
+    head, bias = head_for(target, chosen)
+    name = computation(head)
+    dtype = getattr(torch, name)
+    params = {k: torch.from_numpy(np.array(v)).to(head.device, dtype) for k, v in checkpoint.params.items()}
+    params["head.weight"] = head.to(dtype)
     if bias is not None:
-        params["head.bias"] = bias
+        params["head.bias"] = bias.to(dtype)
     results = replay(
-        TorchOps(rows.device), config, params, target.embeddings(), recordings, wanted, torch.from_numpy(chosen),
-        dtype=computation(rows),
+        TorchOps(head.device), config, params, target.embeddings().to(dtype), recordings, wanted,
+        torch.from_numpy(chosen), dtype=name,
     )  # fmt: skip
     return {shape_name(r.shape): round(r.tokens_per_step, 4) for r in results}
 

@@ -31,24 +31,30 @@ class Mean:
     broken: tuple[int, ...] = ()
 
 
-def averaged_gradients(processes: Processes, grads: Mapping[str, Tensor], rows: float, positions: int) -> Mean:
-    """Each process's gradients of its mean loss over `rows` rows, weighted by rows; the same bits in all of them."""
+def averaged_gradients(
+    processes: Processes, grads: Mapping[str, Tensor], rows: float, positions: int, weight: float | None = None
+) -> Mean:
+    """Each process's gradients of its own mean loss, weighted by what that is a mean over; the same bits in all.
+
+    weight: the sum of its rows' weights, `rows` if left out.
+    """
+    weight = rows if weight is None else weight
     if processes.world == 1:
         norm = float(torch.stack([g.norm() for g in grads.values()]).norm())
         return Mean(dict(grads), norm, int(rows), positions)
     device = next(iter(grads.values())).device
-    flat = torch.cat([g.flatten() for g in grads.values()]) * rows
-    facts = torch.zeros(2 + processes.world, device=device)
-    facts[0], facts[1] = rows, positions
-    facts[2 + processes.rank] = float(not bool(torch.isfinite(flat).all()))
+    flat = torch.cat([g.flatten() for g in grads.values()]) * weight
+    facts = torch.zeros(3 + processes.world, device=device)
+    facts[0], facts[1], facts[2] = rows, positions, weight
+    facts[3 + processes.rank] = float(not bool(torch.isfinite(flat).all()))
     total = processes.add(torch.cat([flat, facts]))
     counts = total[len(flat) :].tolist()
-    mean = total[: len(flat)] / max(counts[0], 1.0)
+    mean = total[: len(flat)] / max(counts[2], 1e-12)
     out, at = {}, 0
     for name, g in grads.items():
         out[name] = mean[at : at + g.numel()].reshape(g.shape)
         at += g.numel()
-    broken = tuple(rank for rank, bad in enumerate(counts[2:]) if bad)
+    broken = tuple(rank for rank, bad in enumerate(counts[3:]) if bad)
     return Mean(out, float(mean.norm()), int(counts[0]), int(counts[1]), broken)
 
 

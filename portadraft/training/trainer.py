@@ -167,7 +167,8 @@ class Trainer:
         batch = self.order[at.number]
         at.number += 1
         grads, tally, positions = self.gradients(batch)
-        mean = averaged_gradients(self.processes, grads, sum(tally.rows), positions)
+        weight = sum(self.settings.loss.weight(t) * n for t, n in enumerate(tally.rows, 1))
+        mean = averaged_gradients(self.processes, grads, sum(tally.rows), positions, weight)
         reason = self.guard.objection(mean.norm)
         if reason:
             self.skip(batch, reason, mean.norm, mean.broken)

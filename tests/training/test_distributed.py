@@ -98,18 +98,18 @@ class Pretended(Processes):
     def add(self, x: Any) -> Any:
         other = x.clone()
         other[:4] = 4 * torch.tensor([1.0, 2.0, 3.0, float("nan") if self.device == "broken" else 4.0])
-        other[4], other[5] = 4.0, 5.0
-        other[6:8] = torch.tensor([0.0, float(self.device == "broken")])
+        other[4], other[5], other[6] = 3.0, 5.0, 4.0
+        other[7:9] = torch.tensor([0.0, float(self.device == "broken")])
         return x.add_(other)
 
 
 def test_gradients_are_weighted_by_rows() -> None:
     mine = {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([[1.0, 1.0]])}
-    mean = averaged_gradients(Pretended(0, 2), mine, 12.0, 10)
+    mean = averaged_gradients(Pretended(0, 2), mine, 11.0, 10, 12.0)
     expected = (12 * torch.ones(4) + 4 * torch.tensor([1.0, 2.0, 3.0, 4.0])) / 16
     assert torch.equal(torch.cat([mean.grads["a"], mean.grads["b"][0]]), expected)
-    assert (mean.rows, mean.positions, mean.broken) == (16, 15, ())
-    broken = averaged_gradients(Pretended(0, 2, "broken"), mine, 12.0, 10)
+    assert (mean.rows, mean.positions, mean.broken) == (14, 15, ())
+    broken = averaged_gradients(Pretended(0, 2, "broken"), mine, 11.0, 10, 12.0)
     assert broken.broken == (1,) and not torch.isfinite(torch.tensor(broken.norm))
 
 
