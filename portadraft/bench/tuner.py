@@ -26,18 +26,16 @@ from portadraft.tuner.run import DrafterResult, TuneConfig, Tuner, shape_name
 from portadraft.tuner.search import Result, Search, load_process
 
 TEN = 10
+HOPELESS, PROMISING = 0.5, 0.8
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """A shape over whole answers. tokens_per_s: over all rows, one figure a round."""
+    """Whole answers of one round. first: the number of the first prompt. tokens_per_s: over all rows."""
 
-    shape: BeamShape | None
-    tokens_per_s: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.tokens_per_s)
+    tokens_per_s: float
+    step_ms: float
+    first: int
 
 
 def tuner_bench(
@@ -57,11 +55,12 @@ def tuner_bench(
     """Tune one batch size, then find out what was best. The acceptance table is made first where there is none.
 
     rounds: of whole decoding, the first half of which selects among the ten best and the rest scores. turns: of every
-    shape of the grid. cells: shapes, spread over the grid, whose prediction is compared with whole decoding (0: none).
+    shape of the grid (0: no truth, predictions only); shapes that are predicted to be less than half as fast as the
+    best are left out. cells: shapes, spread over the grid, whose prediction is compared with whole decoding (0: none).
     tokens: of each answer. seconds: after which no further turn or round begins.
     """
-    if rounds < 2 or turns < 1:
-        raise InvalidArgument(f"rounds={rounds}, turns={turns}: expected at least 2 (half of them score) and 1")
+    if rounds < 2 or turns < 0:
+        raise InvalidArgument(f"rounds={rounds}, turns={turns}: expected at least 2 (half of them score) and 0")
     end = time.monotonic() + seconds
     load_process()
     loaded = load(model, dtype=dtype, drafter=drafter)
@@ -76,9 +75,7 @@ def tuner_bench(
     took = time.monotonic() - begun
     result = one.results[0]
     say(f"chosen {shape_name(result.shape)} after {took:.1f} s")
-    truth = exhaustive(tune, one, result.prediction, batch, turns, end, say)
-    order = sorted(truth, key=lambda s: truth[s], reverse=True)
-    report = {
+    report: dict[str, Any] = {
         "bench": "tuner",
         "model": loaded.name,
         "dtype": loaded.target.facts.dtype,
@@ -88,22 +85,33 @@ def tuner_bench(
         "chosen": shape_name(result.shape),
         "chosen_tokens_per_s": round(result.tokens_per_s, 2),
         "plain_tokens_per_s": round(result.plain_tokens_per_s, 2),
-        "shapes_in_grid": len(truth),
-        "best_by_cost": shape_name(order[0]),
-        "chosen_of_best_by_cost": round(
-            truth[result.shape] / truth[order[0]] if result.shape else 1 / truth[order[0]], 4
-        ),
-        "rank_of_chosen": order.index(result.shape) + 1 if result.shape in order else None,
+        "chosen_speedup_by_tuner": round(result.speedup, 4),
+        "best_by_prediction": shape_name(result.prediction.best()),
     }
-    confirm: list[BeamShape | None] = [None, *order[:TEN]]
-    if result.shape not in confirm:
-        confirm.append(result.shape)
+    confirm: list[BeamShape | None] = [None]
+    if turns:
+        truth = exhaustive(tune, one, result.prediction, batch, turns, end, say)
+        order = sorted(truth, key=lambda s: truth[s], reverse=True)
+        best = max(1.0, truth[order[0]])
+        report |= {
+            "shapes_timed": len(truth),
+            "best_by_cost": shape_name(order[0]),
+            "best_speedup_by_cost": round(best, 4),
+            "chosen_of_best_by_cost": round((truth[result.shape] if result.shape else 1.0) / best, 4),
+            "predicted_best_of_best_by_cost": round(truth.get(result.prediction.best(), 1.0) / best, 4),  # type: ignore[arg-type]
+            "rank_of_chosen": order.index(result.shape) + 1 if result.shape in order else None,
+            "ten_best_by_cost": {shape_name(s): round(truth[s], 4) for s in order[:TEN]},
+        }
+        confirm += order[:TEN]
+        if result.shape not in confirm:
+            confirm.append(result.shape)
     spread_out = spread(result.prediction, cells)
     everything = [*confirm, *(s for s in spread_out if s not in confirm)]
     done = decode_rounds(tune, one, everything, batch, rounds, tokens, end, say)
-    report |= _confirmed(done, confirm, result)
+    if turns:
+        report |= _confirmed(done, confirm, result)
     if cells:
-        report |= _predictions(tune, one, result, done, spread_out, batch, tokens)
+        report |= _predictions(tune, one, result, done, spread_out, batch)
     return report
 
 
@@ -118,6 +126,7 @@ def exhaustive(
 ) -> dict[BeamShape, float]:
     """Speedup of every shape over plain decoding: replayed acceptance × step cost, in turns with plain steps."""
     shapes = prediction.distinct()
+    shapes = [s for s in shapes if prediction.of(s) >= HOPELESS * prediction.of(shapes[0])]
     out: dict[BeamShape, list[float]] = {s: [] for s in shapes}
     with tune.machine(one.drafter, batch) as machine:
         search = Search(machine, prediction, 0.0)
@@ -125,7 +134,10 @@ def exhaustive(
             for i in range(0, len(shapes), 5):
                 if time.monotonic() > end and turn:
                     break
-                done, _ = search._one_round(shapes[i : i + 5], "search")
+                group = shapes[i : i + 5]
+                # Those that may be best deserve more steps.
+                search.turn = 4 if prediction.of(group[0]) > PROMISING * prediction.of(shapes[0]) else 2
+                done, _ = search.one_round(group, "search")
                 for m in done:
                     if m.shape is not None:
                         out[m.shape].append(m.ratio)
@@ -151,51 +163,66 @@ def decode_rounds(
     tokens: int,
     end: float,
     say: Callable[[str], None],
-) -> dict[BeamShape | None, list[tuple[float, int]]]:
-    """Whole answers of the loop, all shapes in turns: (tokens per second, first prompt) of each round.
+) -> dict[BeamShape | None, list[Decoded]]:
+    """Whole answers of the loop, all shapes in turns.
 
     The prompts of a round are the same for all shapes, and every round has others.
     """
-    out: dict[BeamShape | None, list[tuple[float, int]]] = {s: [] for s in shapes}
+    out: dict[BeamShape | None, list[Decoded]] = {s: [] for s in shapes}
     for n in range(rounds):
         first = (n * batch) % len(tune.ids)
         ids = [tune.ids[(first + i) % len(tune.ids)] for i in range(batch)]
         for shape in shapes if n % 2 == 0 else reversed(shapes):
             if time.monotonic() > end and n >= 2:
                 return out
-            out[shape].append((decode_once(tune, one, ids, shape, tokens), first))
+            rate, step_ms = decode_once(tune, one, ids, shape, tokens)
+            out[shape].append(Decoded(rate, step_ms, first))
         say(f"whole answers, round {n + 1} of {rounds}")
     return out
 
 
 def decode_once(
     tune: Tuner, one: DrafterResult, ids: Sequence[Sequence[int]], shape: BeamShape | None, tokens: int
-) -> float:
-    """Tokens per second after the first, over all rows, until each has that many (ends are passed over)."""
+) -> tuple[float, float]:
+    """Tokens per second after the first, over all rows, and milliseconds a step, until a row has that many tokens (end
+    tokens are passed over).
+    """
     drafter = None if shape is None else one.drafter
     decoder = Decoder(tune.target, drafter, shape, temperature=tune.config.temperature)
     try:
         decoder.admit([Request(tuple(p), tokens, i) for i, p in enumerate(ids)])
         tune.target.ops.synchronize()
-        start, count = time.perf_counter(), 0
+        start, count, steps = time.perf_counter(), 0, 0
         while decoder.live == len(ids):  # a batch that has lost a row is another batch size
             count += sum(len(p.tokens) for p in decoder.step())
+            steps += 1
         tune.target.ops.synchronize()
-        return count / (time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        return count / seconds, 1000 * seconds / steps
     finally:
         decoder.close()
 
 
 def _confirmed(
-    done: dict[BeamShape | None, list[tuple[float, int]]], confirm: Sequence[BeamShape | None], result: Result
+    done: dict[BeamShape | None, list[Decoded]], confirm: Sequence[BeamShape | None], result: Result
 ) -> dict[str, Any]:
-    """Select the best on the first half of the rounds and score it, and the tuner's choice, on the second."""
+    """Select the best on the first half of the rounds and score it, and the tuner's choice, on the second.
+
+    Speeds are those of the decoded steps at the acceptance of all recorded answers: a few answers would decide between
+    shapes by their luck. As they were decoded is reported beside it.
+    """
     rounds = min(len(v) for v in done.values())
     half = rounds // 2
-    plain = [r for r, _ in done[None]]
+    grid, means = result.prediction.table.grid, result.prediction.tokens_per_step
 
     def speed(shape: BeamShape | None, part: slice) -> float:
-        return statistics.geometric_mean([r / p for (r, _), p in zip(done[shape][part], plain[part], strict=False)])
+        gain = 1.0 if shape is None else float(means[grid.index(shape)])
+        pairs = zip(done[shape][part], done[None][part], strict=False)
+        return gain * statistics.geometric_mean([p.step_ms / d.step_ms for d, p in pairs])
+
+    def raw(shape: BeamShape | None) -> float:
+        pairs = zip(done[shape], done[None], strict=False)
+        return statistics.geometric_mean([d.tokens_per_s / p.tokens_per_s for d, p in pairs])
 
     best = max(confirm, key=lambda s: speed(s, slice(0, half)))
     scored = slice(half, rounds)
@@ -205,6 +232,8 @@ def _confirmed(
         "best_speedup": round(speed(best, scored), 4),
         "chosen_speedup": round(speed(result.shape, scored), 4),
         "chosen_of_best": round(speed(result.shape, scored) / speed(best, scored), 4),
+        "chosen_speedup_as_decoded": round(raw(result.shape), 4),
+        "best_speedup_as_decoded": round(raw(best), 4),
         "confirmed": {shape_name(s): round(speed(s, scored), 4) for s in confirm},
     }
 
@@ -213,18 +242,17 @@ def _predictions(
     tune: Tuner,
     one: DrafterResult,
     result: Result,
-    done: dict[BeamShape | None, list[tuple[float, int]]],
+    done: dict[BeamShape | None, list[Decoded]],
     shapes: Sequence[BeamShape],
     batch: int,
-    tokens: int,
 ) -> dict[str, Any]:
-    """Predicted (acceptance of the same answers × cost of the parts) against measured tokens per second."""
+    """Predicted (acceptance of the same prompts × cost of the parts) against measured tokens per second."""
     table = one.table
     prediction = result.prediction
     lines: list[dict[str, Any]] = []
     for shape in shapes:
-        measured = statistics.geometric_mean([r for r, _ in done[shape]])
-        rows = [(first + i) % len(tune.ids) for _, first in done[shape] for i in range(batch)]
+        measured = statistics.geometric_mean([d.tokens_per_s for d in done[shape]])
+        rows = [(d.first + i) % len(tune.ids) for d in done[shape] for i in range(batch)]
         index = table.grid.index(shape)
         per_step = float(table.tokens_per_step(np.array(rows))[index])
         predicted = batch * 1000 * per_step / float(prediction.step_ms[index])

@@ -99,9 +99,10 @@ def _tuned(loaded: Any, config: Any, say: Any, force: bool, plot: Path | None, a
     from portadraft import profiles
     from portadraft.tuner.run import Tuner
 
-    ops = loaded.target.ops
+    ops, tuner = loaded.target.ops, Tuner(loaded, config, say)
+    outcome = tuner.prepare()
     with profiles.tuning_lock(profiles.this_machine(ops.name, ops.device)):
-        outcome = Tuner(loaded, config, say).run()
+        tuner.measure(outcome)
     return outcome, _finish(loaded, outcome, force=force, plot=plot, as_json=as_json)
 
 

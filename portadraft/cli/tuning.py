@@ -97,7 +97,7 @@ def bench_tuner(
     drafter: Annotated[str, typer.Option(help="As in `portadraft tune`.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, or float16.")] = "auto",
     rounds: Annotated[int, typer.Option(min=2, help="Of whole answers; half select, half score.")] = 4,
-    turns: Annotated[int, typer.Option(min=1, help="Of every shape of the grid.")] = 2,
+    turns: Annotated[int, typer.Option(min=0, help="Of every shape of the grid; 0: predictions alone.")] = 2,
     cells: Annotated[int, typer.Option(min=0, help="Shapes whose prediction is compared with decoding.")] = 0,
     tokens: Annotated[int, typer.Option(min=8, help="Of each answer.")] = 48,
     limit: Annotated[str, typer.Option(help="No new turn or round after this time.")] = "10m",

@@ -70,10 +70,10 @@ def measure_costs(
         (timings.check if into is None else into).setdefault(slots if key is None else key, []).append(ms)
         return True
 
-    for slots in (1, 8, 1):  # the first passes of each kind are slow
-        machine.check_ms(min(slots, most), depth)
-    if kind.always or kind.optional is not None:
-        machine.draft_ms(grid.widths[0], 1)
+    cold: dict[int, list[float]] = {}  # the first passes of each kind are slow
+    for slots in (1, 8, 1):
+        check(min(slots, most), depth, cold)
+    machine.draft_ms(grid.widths[0], 1)
     plain = min(machine.check_ms(1, depth) for _ in range(2))
 
     kept = []
@@ -82,9 +82,7 @@ def measure_costs(
         if not fits(slots):
             timings.too_large = slots
             break
-        if slots > 1:
-            machine.check_ms(slots, depth) if slots < 64 else None
-        if not check(slots):
+        if (slots < 64 and not check(slots, depth, cold)) or not check(slots):
             break
         kept.append(slots)
         if timings.check[slots][0] > USELESS * plain:

@@ -145,7 +145,14 @@ class Tuner:
         self._recordings: list[Recording] | None = None
 
     def run(self) -> Outcome:
-        """Raises: InvalidArgument, ModelNotFound, MissingDependency, and what selecting a drafter raises."""
+        """Both parts. Raises: as `prepare`."""
+        return self.measure(self.prepare())
+
+    def prepare(self) -> Outcome:
+        """Select the drafters, and make or find their acceptance tables: nothing here is timed.
+
+        Raises: InvalidArgument, ModelNotFound, MissingDependency, and what selecting a drafter raises.
+        """
         config = self.config
         if not config.predict_only:
             load_process()
@@ -160,8 +167,15 @@ class Tuner:
                 outcome.notes.append(TRAINING_HINT.format(model=self.model.name))
             table = self.table(selected.drafter, selected.name, self._folder(name))
             outcome.drafters.append(DrafterResult(selected.name, selected.reason, selected.drafter, table))
+        return outcome
+
+    def measure(self, outcome: Outcome) -> Outcome:
+        """Time every batch size with every drafter. Ctrl-C keeps what was found so far.
+
+        Raises: KeyboardInterrupt where nothing was found yet; InvalidArgument where no batch size fits into memory.
+        """
         try:
-            for batch in config.batch_sizes:
+            for batch in self.config.batch_sizes:
                 for one in outcome.drafters:
                     self.say(f"batch size {batch}, {one.name}")
                     self._tune(one, batch)
@@ -172,6 +186,10 @@ class Tuner:
             if not any(d.results for d in outcome.drafters):
                 raise
         outcome.drafters = [d for d in outcome.drafters if d.results]
+        if not outcome.drafters:
+            raise InvalidArgument(
+                f"batch_sizes={self.config.batch_sizes!r}: not even plain decoding fits into memory; take smaller ones"
+            )
         return outcome
 
     # acceptance
@@ -243,9 +261,7 @@ class Tuner:
         free, facts, config = free_bytes(self.target.ops), self.target.facts, self.config
         if free is None:
             return lambda slots: True
-        return lambda slots: (
-            need_bytes(facts, batch, slots, config.context, sampled=config.temperature > 0) < free
-        )
+        return lambda slots: need_bytes(facts, batch, slots, config.context, sampled=config.temperature > 0) < free
 
     def _tune(self, one: DrafterResult, batch: int) -> None:
         config = self.config

@@ -32,6 +32,7 @@ STEPS = 4
 SCORE_ROUNDS = 5
 _LEAST_NOISE = 0.01
 _CANDIDATES = 150
+_PROMISING = 0.7
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def expected_improvement(mean: NDArray[np.float64], deviation: NDArray[np.float6
 
 @dataclass
 class Search:
-    """One batch size's search on a machine. Run `run` once."""
+    """One batch size's search on a machine. Run `run` once. turn: steps of a shape in a turn."""
 
     machine: Machine
     prediction: Prediction
@@ -165,6 +166,7 @@ class Search:
     report: Callable[[str], None] = lambda text: None
     measured: list[Measured] = field(default_factory=list)
     too_large: int | None = None
+    turn: int = STEPS
     _round: int = 0
     _known: tuple[int, NDArray[np.float64], NDArray[np.float64]] | None = None
     _turns: list[float] = field(default_factory=list)
@@ -204,7 +206,7 @@ class Search:
         return np.array([self.too_large is None or kind.slots(s, True) < self.too_large for s in shapes])
 
     def _search(self, shapes: Sequence[BeamShape], end: float) -> None:
-        first = shapes[:4]
+        first = self._spread(shapes)
         while shapes and self.clock() + self._scoring() < end:
             fitting = self._fitting(shapes)
             if not fitting.any():
@@ -213,7 +215,7 @@ class Search:
             best = max(0.0, float(mean[fitting].max()))  # 0 is plain decoding
             gain = np.where(fitting, expected_improvement(mean, deviation, best), -1.0)
             if first:
-                wanted, first = list(first), ()
+                wanted, first = first[:4], first[4:]
             else:
                 wanted = [shapes[i] for i in np.argsort(-gain)[:2] if gain[i] >= 0]
                 top = shapes[int(np.where(fitting, mean, -np.inf).argmax())]
@@ -222,6 +224,16 @@ class Search:
             self._measure(wanted, "search")
             champion = self._choose(shapes)
             self.report(f"best so far {_name(champion)}: {self._estimate(champion, shapes):.1f} tokens/s")
+
+    def _spread(self, shapes: Sequence[BeamShape]) -> list[BeamShape]:
+        """Where to begin: each width's best by prediction, so that a prediction which is wrong from some width on is
+        found out at once.
+        """
+        best: dict[int, BeamShape] = {}
+        for shape in shapes:  # best first
+            best.setdefault(shape.width, shape)
+        least = _PROMISING * self.prediction.of(shapes[0]) if shapes else 0.0
+        return [s for s in best.values() if self.prediction.of(s) >= least]
 
     def _scoring(self) -> float:
         """Seconds to keep for the scoring rounds."""
@@ -267,13 +279,13 @@ class Search:
     def _measure(self, shapes: Sequence[BeamShape], phase: Literal["search", "score"]) -> None:
         """One round: plain and every shape take turns, the order flips; a disturbed round is repeated once."""
         for attempt in range(2):
-            done, disturbed = self._one_round(shapes, phase)
+            done, disturbed = self.one_round(shapes, phase)
             self.measured.extend(done)
             if not disturbed:
                 return
             self.report("the machine is busy: " + ("repeating the round" if attempt == 0 else "kept with a mark"))
 
-    def _one_round(self, shapes: Sequence[BeamShape], phase: Literal["search", "score"]) -> tuple[list[Measured], bool]:
+    def one_round(self, shapes: Sequence[BeamShape], phase: Literal["search", "score"]) -> tuple[list[Measured], bool]:
         self._round += 1
         order: list[BeamShape | None] = [None, *shapes]
         if self._round % 2 == 0:
@@ -285,7 +297,7 @@ class Search:
             self.report(f"trying {_name(shape)}")
             start = self.clock()
             try:
-                chunk = self.machine.steps(shape, STEPS)
+                chunk = self.machine.steps(shape, self.turn)
             except Exception as error:
                 if shape is None or not is_out_of_memory(error):
                     raise
