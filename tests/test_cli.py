@@ -85,7 +85,7 @@ def test_streams(runner: CliRunner, fake: Fake) -> None:
 
 def test_options_arrive(runner: CliRunner, fake: Fake) -> None:
     line = "generate hi -m some/model -n 7 --raw --stop X --stop Y --width 2 --length 3 --nodes 5 --drafter both"
-    line += " --dtype float32 --device cpu --backend torch --temperature 0.5 --seed 3"
+    line += " --dtype float32 --device cpu --backend torch --temperature 0.5 --seed 3 --profiles mine.json"
     assert runner.invoke(app, line.split()).exit_code == 0
     assert fake.loaded == {
         "model": "some/model",
@@ -93,6 +93,7 @@ def test_options_arrive(runner: CliRunner, fake: Fake) -> None:
         "backend": "torch",
         "device": "cpu",
         "dtype": "float32",
+        "profiles": "mine.json",
     }
     prompt, options = fake.asked
     assert prompt == "hi"

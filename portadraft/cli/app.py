@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import portadraft
-from portadraft.cli import bench, tuning
+from portadraft.cli import bench, profiles, tuning
 from portadraft.cli.guard import INTERRUPTED, complain, guarded
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 
 app.add_typer(bench.app, name="bench")
+app.add_typer(profiles.app, name="profiles")
 tuning.register(app, bench.app)
 
 Model = Annotated[str, typer.Option("--model", "-m", help="A short name, a Hugging Face id, a folder, or a GGUF file.")]
@@ -99,6 +100,9 @@ def generate(
     backend: Backend = "auto",
     device: Device = "auto",
     dtype: Dtype = "auto",
+    profiles_: Annotated[
+        str, typer.Option("--profiles", help="auto, none, a profile's file, or a store instead of the fleet's.")
+    ] = "auto",
     stats: Annotated[
         bool, typer.Option("--stats", help="Print what was chosen, and the speed, on standard error.")
     ] = False,
@@ -115,6 +119,7 @@ def generate(
         backend=backend,
         device=device,
         dtype=dtype,
+        profiles=profiles_,
         stats=stats or profile,
         as_json=as_json,
         options={
@@ -278,6 +283,49 @@ def train(
         overwrite=overwrite,
         progress=not quiet,
     )
+
+
+@app.command()
+@guarded
+def verify(
+    model: Annotated[str, typer.Argument(help="A short name, a Hugging Face id, a folder, or a GGUF file.")],
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL with `turns` or `prompt` a line, in place of the built-in prompts.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Of each answer.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Of the sampled runs beside the greedy ones; 0 for none.")] = 0.8,
+    top_p: Annotated[float, typer.Option(help="Of the sampled runs.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Of the sampled runs.")] = 0,
+    draws: Annotated[int, typer.Option(min=1, help="Samples that are tested against their distribution.")] = 2048,
+    width: Annotated[int | None, typer.Option(help="Candidates of a draft.")] = None,
+    length: Annotated[int | None, typer.Option(help="Drafted tokens of a candidate.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="The most slots that the model checks in a step.")] = None,
+    drafter: Drafter = "auto",
+    backend: Backend = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Compare drafted with plain decoding, token by token; exit status 1 where they differ by more than rounding."""
+    from portadraft.cli import verify as command
+
+    fine = command.main(
+        model,
+        prompts=prompts,
+        limit=limit,
+        shape={"width": width, "length": length, "nodes": nodes},
+        sampling={"temperature": temperature, "top_p": top_p, "seed": seed},
+        max_tokens=max_tokens,
+        draws=draws,
+        drafter=drafter,
+        backend=backend,
+        device=device,
+        dtype=dtype,
+        as_json=as_json,
+    )
+    if not fine:
+        raise typer.Exit(1)
 
 
 def main() -> None:

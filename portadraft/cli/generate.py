@@ -24,11 +24,14 @@ def main(
     stats: bool,
     as_json: bool,
     options: Mapping[str, Any],
+    profiles: str = "auto",
 ) -> None:
     """Run the command."""
     text = read_prompt(prompt)
     options = {name: value for name, value in options.items() if value is not None}
-    loaded = portadraft.load(model, drafter=drafter_name(drafter), backend=backend, device=device, dtype=dtype)
+    loaded = portadraft.load(
+        model, drafter=drafter_name(drafter), backend=backend, device=device, dtype=dtype, profiles=profiles
+    )
     if as_json:
         result = loaded.generate(text, **options)
         print(json.dumps({"model": model, **result.as_dict()}, ensure_ascii=False))
