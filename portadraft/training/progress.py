@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import rich.progress
 from rich.console import Console
+
+EVERY = 60.0
+"""Seconds between lines where there is no terminal to show a bar."""
 
 
 class Progress:
@@ -31,9 +35,15 @@ class Progress:
         with self._bars(unit) as bars:
             task = bars.add_task(name, total=total, rate=0.0)
 
+            said = time.monotonic()
+
             def advance(done: int) -> None:
+                nonlocal said
                 self._update(bars, task, done)
                 self.tick()
+                if not self.console.is_terminal and time.monotonic() - said > EVERY:
+                    said = time.monotonic()
+                    self.say(f"{name}: {done} of {total} {unit}")
 
             yield advance
         if not self.console.is_terminal:

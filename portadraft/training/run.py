@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from portadraft.drafters.checkpoint import read_checkpoint
-from portadraft.errors import PortadraftError
+from portadraft.errors import OutOfMemory, PortadraftError
 from portadraft.training.config import FitConfig, TrainConfig, config_from_json
 from portadraft.training.distributed import join
 from portadraft.training.finish import computation
@@ -71,9 +71,10 @@ def train(
         run = Stages(out, folder, request, processes, progress)
         try:
             return run.all(processes.device)
-        except PortadraftError:
+        except PortadraftError as error:
             # A mistake of the caller's in a new run: nothing is worth keeping.
-            if before is None and processes.main and not run.made_something:
+            mistake = not isinstance(error, OutOfMemory)
+            if mistake and before is None and processes.main and not run.made_something:
                 discard(folder)
             raise
 

@@ -87,6 +87,7 @@ class Stages:
         self.loaded, self.target = loaded, make_target(loaded.model)
         self.identity = _identity(source.label, self.target, loaded)
         self._check_target()
+        self._check_sizes()
         corpus = self._corpus()
         self.made_something = True
         chosen = self._vocabulary(corpus)
@@ -117,6 +118,17 @@ class Stages:
                 + (", or another tokenizer" if was.hidden_size == now.hidden_size else "")
                 + "; start from a drafter of this model, or from none"
             )
+
+    def _check_sizes(self) -> None:
+        """Sizes of the draft vocabulary, before hours go into text."""
+        least, most = max(1, len(self._always())), self.identity.vocabulary_size
+        for name in ("draft_vocabulary", "ship_vocabulary"):
+            size = getattr(self.config, name)
+            if size is not None and not least <= size <= most:
+                raise InvalidArgument(
+                    f"{name}={size}: expected {least} to {most}, the model's special and end tokens and its whole "
+                    "vocabulary"
+                )
 
     # text and targets
 
@@ -174,11 +186,6 @@ class Stages:
         path, processes = self.folder / VOCABULARY, self.processes
         if processes.main and not path.exists():
             size = min(self.config.draft_vocabulary or DRAFT_VOCABULARY, self.identity.vocabulary_size)
-            if (self.config.draft_vocabulary or 0) > self.identity.vocabulary_size:
-                raise InvalidArgument(
-                    f"draft_vocabulary={self.config.draft_vocabulary}: the model has only "
-                    f"{self.identity.vocabulary_size} tokens; expected at most that"
-                )
             buffer = io.BytesIO()
             chosen = corpus.choose_vocabulary(self.target, size, self._always(), self.config.fit.seed)
             np.save(buffer, chosen, allow_pickle=False)
@@ -188,7 +195,8 @@ class Stages:
 
     def _always(self) -> set[int]:
         """Special and end tokens, which the drafter predicts whatever its vocabulary."""
-        return {*self.codec.end_tokens, *map(int, getattr(self.codec.tokenizer, "all_special_ids", ()))}
+        ids = {*self.codec.end_tokens, *map(int, getattr(self.codec.tokenizer, "all_special_ids", ()))}
+        return {i for i in ids if 0 <= i < self.identity.vocabulary_size}
 
     def _shipped(self, corpus: Corpus, checkpoint: Checkpoint) -> Checkpoint:
         """The drafter cut to the tokens that are worth most, if that was asked for."""
@@ -261,7 +269,7 @@ class Stages:
                 start=start,
                 report=report,
                 save=save,
-                shapes=SHAPES,
+                shapes=[s for s in SHAPES if s.width <= len(chosen)],
                 state=self.folder / STATE,
                 processes=self.processes,
             )

@@ -384,10 +384,9 @@ def test_a_mistake_leaves_nothing(model: Path, data: Path, tmp_path: Path) -> No
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text(json.dumps({"prompt": "w2", "response_ids": [V]}) + "\n")
     for given, asked in ((wrong, config()), (data, config(draft_vocabulary=V + 1)), (data, config(draft_vocabulary=1))):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgument, match=r"another tokenizer|draft_vocabulary=(1|49): expected 3 to 48"):
             train(model, given, out=tmp_path / "out", config=asked, dtype="float32", progress=False)
-        if asked.draft_vocabulary == 40:
-            assert [p.name for p in tmp_path.iterdir()] == ["wrong.jsonl"]
+        assert [p.name for p in tmp_path.iterdir()] == ["wrong.jsonl"]
 
 
 # the command
