@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import pytest
 
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed", exc_type=ImportError)
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
 
-from portadraft.backends.mlx.selfcheck import require_supported
+from portadraft.backends.mlx.selfcheck import check, require_supported
 from portadraft.errors import UnsupportedModel
 from tests.mlx_backend import packed, tiny
 from tests.mlx_backend.refused import REFUSED, UNBUILT
@@ -46,6 +47,19 @@ def test_refused_with_the_reason(name: str) -> None:
     with pytest.raises(UnsupportedModel, match=REFUSED[name]) as caught:
         require_supported(model)
     assert "cannot verify trees" in str(caught.value)
+
+
+def test_a_model_that_has_no_clone_is_refused_with_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.build("llama")
+    kind = type(model)
+
+    def broken(self: Any, args: Any) -> None:
+        raise ValueError("no such size")
+
+    monkeypatch.setattr(kind, "__init__", broken)
+    reason = check(model)
+    assert "cut 0 raises ValueError: no such size" in reason
+    assert "portadraft.load(…, check=False)" in reason
 
 
 @pytest.mark.parametrize("name", sorted(UNBUILT))

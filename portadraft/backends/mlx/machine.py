@@ -23,3 +23,8 @@ def describe(device: str) -> dict[str, Any]:
         "memory_bytes": found.get("memory_size") or found.get("total_memory"),
         "threads": None,
     }
+
+
+def free_bytes(device: str) -> int | None:
+    """Memory of the device that mlx may still take; None where the operating system knows."""
+    return None if device == "cpu" else max(0, mx.get_memory_limit() - mx.get_active_memory())

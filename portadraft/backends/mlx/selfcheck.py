@@ -50,12 +50,13 @@ def require_supported(model: Any) -> None:
 
 def check(model: Any) -> str:
     """Run the check on a shrunken clone: "" if it passes, else the reason."""
-    reason = "no shrunken clone of its arguments could be built to check it; make_target(check=False) skips the check"
-    for clone in shrunken_clones(model):
+    failures: list[str] = []
+    reason = ""
+    for clone in shrunken_clones(model, failures):
         try:
             worst = greatest_error(clone)
         except UnsupportedModel as error:
-            return str(error.__cause__ or error)
+            return error.reason or str(error)
         except Exception as error:  # whatever a model's code raises about sizes that it does not take
             reason = f"the self-check failed with {type(error).__name__}: {error}"
             continue
@@ -65,7 +66,10 @@ def check(model: Any) -> str:
             f"on a small random clone a packed pass differs from plain passes by {worst:.2g} standard deviations "
             f"of the logits, expected at most {TOLERANCE:g}"
         )
-    return reason
+    return reason or (
+        f"no small clone of its arguments could be built to check it ({'; '.join(failures) or 'it keeps none'}); "
+        "portadraft.load(…, check=False) skips the check, at your own risk"
+    )
 
 
 def greatest_error(clone: Any) -> float:

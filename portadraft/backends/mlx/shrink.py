@@ -13,6 +13,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
+from portadraft.backends.sources import first_line
+
 VOCABULARY = 128
 WINDOW = 8
 LAYERS = 8
@@ -30,11 +32,12 @@ _CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k", "top_k_exper
 _GROUPS = ("n_group", "topk_group")
 
 
-def shrunken_clones(model: Any) -> Iterator[Any]:
+def shrunken_clones(model: Any, failures: list[str] | None = None) -> Iterator[Any]:
     """Random float32 models of the given one's class, the smallest first, then milder cuts.
 
-    A cut that cannot be built is passed over.
+    A cut that cannot be built is passed over; why is added to `failures`.
     """
+    failures = [] if failures is None else failures
     arguments = getattr(model, "args", None) or getattr(model, "config", None)
     if arguments is None:
         return
@@ -44,11 +47,13 @@ def shrunken_clones(model: Any) -> Iterator[Any]:
             for part in _parts(cut):
                 _shrink(part, level)
             clone = type(model)(cut)
-            if sum(p.size for _, p in tree_flatten(clone.parameters())) > MOST_PARAMETERS:
+            size = sum(p.size for _, p in tree_flatten(clone.parameters()))
+            if size > MOST_PARAMETERS:
+                failures.append(f"cut {level} has {size:,} parameters, more than {MOST_PARAMETERS:,}")
                 continue
             _randomize(clone)
-        except Exception:
-            # Whatever a model's code raises about sizes that it does not take.
+        except Exception as error:  # whatever a model's code raises about sizes that it does not take
+            failures.append(f"cut {level} raises {type(error).__name__}: {first_line(error)[:120]}")
             continue
         yield clone
 

@@ -35,6 +35,8 @@ from portadraft.errors import InvalidArgument, UnsupportedModel
 Array = Any
 
 PREFILL_CHUNK = 512
+TIDY = 256
+"""After so many passes mlx gives back memory that it keeps for reuse: masks grow with the context, and fit once."""
 UNLIMITED = 1 << 30
 _PROBE_ROWS = 11
 """Rows of the probe: no likely number of heads, so that a mask cannot fit by accident."""
@@ -57,6 +59,7 @@ class MlxTarget:
         # Constants such as rotary frequencies are computed on first use, and then belong to one thread.
         mx.eval([x for module in model.modules() for x in module.values() if isinstance(x, mx.array)])
         self._pending: tuple[int, int] | None = None
+        self._passes = 0
         self._owner = object()  # tells this target's exported states
         self._extra_axis = False
         try:
@@ -193,6 +196,8 @@ class MlxTarget:
             self.cache.drop_pass()
             # A chunk at a time, so that the graph and its intermediate arrays stay small.
             mx.eval(self.cache.buffers())
+            if start + PREFILL_CHUNK < len(prompt):
+                mx.clear_cache()
         assert verified is not None
         return verified
 
@@ -210,6 +215,9 @@ class MlxTarget:
                 raise InvalidArgument(
                     f"packed.length={depth}: row {row} has room for a depth of {self.room(row)}; draft no deeper"
                 )
+        self._passes += 1
+        if self._passes % TIDY == 0:
+            mx.clear_cache()
         # The device drafts and packs while the host builds the pass: some milliseconds for a deep model.
         _start(packed.tokens, packed.depths, packed.mask)
         self.cache.drop_pass()
@@ -280,7 +288,9 @@ def model_type(model: Any) -> str:
 
 
 def unsupported(model: Any, reason: str) -> UnsupportedModel:
-    return UnsupportedModel(
+    error = UnsupportedModel(
         f"model type {model_type(model)!r} cannot verify trees of drafted tokens with mlx: {reason}; "
         "use another model, or mlx-lm's own generate"
     )
+    error.reason = reason
+    return error
