@@ -6,10 +6,8 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
-from portadraft.core.drafter import Drafter
 from portadraft.core.rejection import Acceptance
 from portadraft.core.sampling import Sampling, row_seed
 from portadraft.errors import InvalidArgument
@@ -85,7 +83,7 @@ def parse(options: Mapping[str, Any], prompts: int, batch: bool, codec: TextCode
         timeout_s=_timeout(options.get("timeout_s")),
         batch_size=_at_least_one("batch_size", options.get("batch_size")),
         reuse=_reuse(options.get("reuse", False)),
-        drafter=_drafter(options),
+        drafter=options.get("drafter", ...),
         width=options.get("width"),
         length=options.get("length"),
         nodes=options.get("nodes"),
@@ -215,7 +213,3 @@ def _reuse(value: Any) -> bool | PrefixCache:
     if value is None:
         return False
     raise InvalidArgument(f"reuse={value!r}: expected True, False or a PrefixCache")
-
-
-def _drafter(options: Mapping[str, Any]) -> str | Path | Drafter | Any | None:
-    return options.get("drafter", ...)

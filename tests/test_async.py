@@ -62,7 +62,7 @@ def test_async_answers_are_the_answers(model: Model) -> None:
         assert len(chat.messages) == 2
 
     asyncio.run(main())
-    names = [t.name for t in threading.enumerate() if t.name.startswith("portadraft ")]
+    names = [t.name for t in threading.enumerate() if t.name.startswith(f"portadraft {model.name}")]
     assert len(names) == 1, "one worker"
 
 
