@@ -22,6 +22,7 @@ from portadraft.drafters.select import Selected
 from portadraft.generation import Choice, Delta, FinishReason, Generation, Stats, Tally, TokenLogprob
 from portadraft.options import DEFAULT_BATCH_SIZE, Options, parse
 from portadraft.prefix import PrefixCache
+from portadraft.profiles.governor import Evidence, Governor
 from portadraft.profiles.policy import FixedShape, ShapePolicy
 from portadraft.profiles.shape import default_shape
 from portadraft.prompts import encode_prompts, is_ids, split_prompts
@@ -229,13 +230,22 @@ class Call:
             accepted=dict(row.tally.accepted),
             prefill_s=row.prefill_s,
             decode_s=row.decode_s,
-            chosen=self._chosen,
+            chosen=self._said(),
             stages_s=None if decoder.times is None else dict(decoder.times.seconds),
             reused_tokens=row.reused,
         )
         logprobs = None if self.options.logprobs is None else tuple(row.logprobs[: len(row.out)])
-        notices = (*self._notices, *row.notices)
+        # What a backend runs otherwise than it should, if it says so.
+        notices = (*self._notices, *row.notices, *getattr(self._model.target, "notes", ()))
         return Generation(row.text.text, tuple(row.out), finish, stats, notices, logprobs)
+
+    def _said(self) -> Mapping[str, Choice]:
+        """What was chosen, and what came of the shape so far."""
+        said = self._policy.said()
+        if said is None:
+            return self._chosen
+        shape = self._chosen["shape"]
+        return {**self._chosen, "shape": Choice(shape.value, f"{shape.reason}; {said}")}
 
 
 def policy_for(
@@ -265,7 +275,21 @@ def policy_for(
         temperature = options.sampling.temperature
         policy, found = model.profiles.policy(selected, rows, temperature=temperature, context=context)
         if policy is not None:
-            return policy, {"shape": Choice(policy.describe(), found.reason)}
+            trusted = found.trusted or found.step == "asked-for"
+            return _governed(model, selected, options, policy, trusted), {
+                "shape": Choice(policy.describe(), found.reason)
+            }
         reason = f"{reason}; {found.reason}"
     text = f"{shape.width}x{shape.length}" + (f", {shape.nodes} slots" if shape.nodes else "")
-    return FixedShape(shape), {"shape": Choice(text, reason)}
+    fixed = FixedShape(shape)
+    # A shape that was asked for is what the caller wants to run, whatever it costs.
+    return fixed if explicit else _governed(model, selected, options, fixed), {"shape": Choice(text, reason)}
+
+
+def _governed(
+    model: Model, selected: Selected, options: Options, policy: ShapePolicy, trusted: bool = False
+) -> Governor:
+    """The policy while it pays (see `portadraft.profiles.governor`), with what earlier calls have learned."""
+    drafter = selected.drafter
+    key = (selected.name, getattr(drafter, "id", "") or id(drafter), options.sampling.greedy)
+    return Governor(policy, model.evidence.setdefault(key, Evidence()), trusted=trusted)

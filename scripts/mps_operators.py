@@ -1,9 +1,11 @@
-"""Write down which operators PyTorch's MPS backend serves, from the operator table in an installed torch.
+"""Write down which operators PyTorch's MPS backend serves, from the operator table that a wheel of torch carries.
 
-    python scripts/mps_operators.py tests/data/mps_operators.json
+    pip download torch==2.8.0 --no-deps --only-binary=:all: --platform macosx_11_0_arm64 --python-version 3.11
+    python scripts/mps_operators.py tests/data/mps_operators.json torch-2.8.0-cp311-none-macosx_11_0_arm64.whl
 
-Every wheel of torch carries the table that its dispatcher is generated from, on every platform
-(`torchgen/packaged/ATen/native/native_functions.yaml`), so no Mac is needed. Kept are
+Without a wheel the table is the installed torch's. Every wheel has the one that its dispatcher is generated
+from, on every platform (`torchgen/packaged/ATen/native/native_functions.yaml`), so no Mac is needed: the wheel
+is read as an archive and not installed. Kept are
 
 - kernels: operators with a kernel under the dispatch key MPS, of their own or, for a structured
   operator, of the variant that it delegates to;
@@ -19,9 +21,11 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
+INSIDE = "torchgen/packaged/ATen/native/native_functions.yaml"
 _COMPOSITE = {"CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"}
 
 
@@ -52,16 +56,26 @@ def sort_out(entries: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
     return sorted(kernels), sorted(composite - kernels)
 
 
-def main(out: Path) -> None:
-    import torch
+def in_wheel(wheel: Path) -> tuple[bytes, str]:
+    """The operator table in a wheel, and the version of torch that the wheel's name gives."""
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read(INSIDE), wheel.name.split("-")[1].partition("+")[0]
+
+
+def main(out: Path, wheel: Path | None = None) -> None:
     import yaml
 
-    text = table().read_bytes()
+    if wheel is None:
+        import torch
+
+        text, version = table().read_bytes(), torch.__version__.partition("+")[0]
+    else:
+        text, version = in_wheel(wheel)
     kernels, composite = sort_out(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     document = {
         "made_by": "scripts/mps_operators.py",
-        "torch": torch.__version__.partition("+")[0],
-        "source": "torchgen/packaged/ATen/native/native_functions.yaml",
+        "torch": version,
+        "source": INSIDE,
         "source_sha256": hashlib.sha256(text).hexdigest(),
         "kernels": kernels,
         "composite": composite,
@@ -71,6 +85,6 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:]))

@@ -191,6 +191,12 @@ def test_stats(model: Model, drafter: Path) -> None:
     assert model.generate(PROMPT, max_tokens=3).stats.stages_s is None
 
 
+def test_what_a_target_notes_is_said(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = model.generate("hello", max_tokens=2).notices
+    monkeypatch.setattr(type(model.target), "notes", ("no CUDA graph for the pass (a reason)",), raising=False)
+    assert model.generate("hello", max_tokens=2).notices == (*before, "no CUDA graph for the pass (a reason)")
+
+
 def test_threads_queue(model: Model) -> None:
     prompts = ["one", "two", "three", "four"]
     expected = [model.generate(p, max_tokens=20).ids for p in prompts]

@@ -19,7 +19,7 @@ PREFERENCE = ("torch", "mlx")
 
 UNTESTED = {
     "torch": {
-        "cuda": "not run on an NVIDIA GPU yet; the conformance suite runs there if one is present",
+        "cuda": "not run on an NVIDIA GPU yet; scripts/device_check.sh does, and its graphs are checked on a CPU",
         "cuda on ROCm": "AMD's GPUs go by the name cuda; the conformance suite runs there if one is present",
         "mps": "never run on an Apple GPU: its operators and data types are checked against torch's own table",
         "xpu": "Intel's GPUs are used only if named; the conformance suite runs there if one is present",

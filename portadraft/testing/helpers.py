@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -105,9 +105,15 @@ def decode(
     *,
     temperature: float = 0.0,
     end_tokens: Sequence[int] = (),
+    **options: Any,
 ) -> tuple[list[list[int]], list[Progress]]:
-    """Decode all requests as one batch to their ends: each one's ids, and all that was reported."""
-    decoder = Decoder(target, drafter, shape, temperature=temperature, end_tokens=end_tokens)
+    """Decode all requests as one batch to their ends: each one's ids, and all that was reported.
+
+    options: what else `Decoder` takes.
+    """
+    if "sampling" not in options:
+        options["temperature"] = temperature
+    decoder = Decoder(target, drafter, shape, end_tokens=end_tokens, **options)
     out: list[list[int]] = [[] for _ in requests]
     reported: list[Progress] = []
     news = decoder.admit(requests)

@@ -39,7 +39,7 @@ INT64 = MOVES | frozenset(
     """
     _index_put_impl_ add.Tensor arange arange.start arange.start_out argmax embedding eq.Scalar eq.Tensor ge.Scalar
     gather gt.Tensor index.Tensor index_put index_put_ le.Tensor lt.Tensor scatter.src scatter_add_
-    sub.Tensor sum sum.dim_IntList topk
+    sort sort.stable sub.Tensor sum sum.dim_IntList topk
     """.split()
 )
 """Where int64 is harmless on MPS: as an index, as an index that comes out, in sums and compares (from macOS 13.3 on),
