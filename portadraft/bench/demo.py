@@ -13,9 +13,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from portadraft.api import Model, load
-from portadraft.bench.agreement import Divergence, divergences
+from portadraft.bench.agreement import Divergence, compare
 from portadraft.errors import InvalidArgument
 from portadraft.generation import Generation
+from portadraft.profiles.shape import default_shape
 from portadraft.tuner.measure import interleave, median_ratio
 
 PLAIN = "none"
@@ -111,11 +112,16 @@ def _measure(model: Model, drafters: list[str], repeats: int, max_tokens: int, c
 
 
 def _compare(model: Model, text: str, result: PromptResult, drafter: str) -> list[Divergence]:
-    def continue_from(ids: Any, count: int) -> tuple[int, ...]:
-        return model.generate(ids, drafter=drafter, max_tokens=count).ids
-
-    plain, drafted = result.runs[PLAIN][0].ids, result.runs[drafter][0].ids
-    return divergences(model.target, model.codec.encode_prompt(text, raw=False), plain, drafted, continue_from)
+    selected = model.drafter_for(drafter)
+    shape, _ = default_shape(selected.name, model.target.ops.device)
+    return compare(
+        model.target,
+        selected.drafter,
+        model.codec.encode_prompt(text, raw=False),
+        shape,
+        max_tokens=len(result.runs[PLAIN][0].ids),
+        end_tokens=sorted(model.codec.end_tokens),
+    ).divergences
 
 
 def _identity(name: str, loaded: Model, max_tokens: int, console: Console) -> bool:
@@ -165,7 +171,7 @@ def _show_divergences(model: Model, results: list[PromptResult], console: Consol
     )
     for result in results:
         for d in result.divergences:
-            console.print(f"  {result.name}, token {d.position}: logit gap {d.gap:+.3f}", highlight=False)
+            console.print(f"  {result.name}, token {d.position}: {d.verdict}, logit gap {d.gap:+.3f}", highlight=False)
 
 
 def _total_rate(results: list[PromptResult], drafter: str) -> float:

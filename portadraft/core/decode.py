@@ -22,7 +22,9 @@ from portadraft.core.ops import Ops
 from portadraft.core.penalties import History
 from portadraft.core.rejection import Acceptance, Chain, accept_chain, check_rejection, draft_chain
 from portadraft.core.requests import FinishReason as FinishReason
-from portadraft.core.requests import Progress, Request, Row
+from portadraft.core.requests import Progress as Progress
+from portadraft.core.requests import Request as Request
+from portadraft.core.requests import Row
 from portadraft.core.sampling import Sampling
 from portadraft.core.target import RowState, Target
 from portadraft.core.tree import pack_beam, root_only
@@ -125,7 +127,7 @@ class Decoder:
             rows = [Row(self._keys + i, r, len(r.ids)) for i, r in enumerate(requests)]
             self._keys += len(rows)
             logits = verified.logits[:, 0]
-            history = History.of(ops, self.sampling, [r.ids for r in requests], self.target.facts.vocabulary_size)
+            history = History.of(ops, self.sampling, [(r.prompt, r.answer) for r in requests], self._chooser.vocabulary)
             roots = self._chooser.choose(logits, self._situation(rows, 1, history), 0, history)
             if history is not None:
                 history = history.after(ops, roots, ops.full((len(rows),), 1, "bool"))
@@ -251,7 +253,7 @@ class Decoder:
     def _situation(self, rows: Sequence[Row], count: int, history: History | None) -> Situation:
         may_end = None
         if self._chooser.processors.bans_ends:
-            missing = [self.sampling.min_tokens - row.generated for row in rows]
+            missing = [self.sampling.min_tokens - row.request.answered - row.generated for row in rows]
             if max(missing) > 0:
                 host = np.arange(count)[None, :] >= np.asarray(missing)[:, None]
                 may_end = self._ops.asarray(host, "bool")

@@ -32,18 +32,24 @@ class History:
     counts: Array | None
 
     @classmethod
-    def of(cls, ops: Ops, sampling: Sampling, prompts: Sequence[Sequence[int]], vocabulary: int) -> History | None:
-        """The history of rows that have a prompt and no answer yet; None where no penalty asks for one."""
+    def of(
+        cls, ops: Ops, sampling: Sampling, texts: Sequence[tuple[Sequence[int], Sequence[int]]], vocabulary: int
+    ) -> History | None:
+        """The history of rows, from (prompt, answer so far) of each; None where no penalty asks for one."""
         if not sampling.needs_history:
             return None
         seen = counts = None
+        shape = (len(texts), vocabulary)
         if sampling.repetition_penalty != 1:
-            marks = np.zeros((len(prompts), vocabulary), dtype=np.int32)
-            for row, prompt in enumerate(prompts):
-                marks[row, list(prompt)] = 1
+            marks = np.zeros(shape, dtype=np.int32)
+            for row, (prompt, answer) in enumerate(texts):
+                marks[row, [*prompt, *answer]] = 1
             seen = ops.asarray(marks)
         if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
-            counts = ops.full((len(prompts), vocabulary), 0, "int32")
+            numbers = np.zeros(shape, dtype=np.int32)
+            for row, (_, answer) in enumerate(texts):
+                np.add.at(numbers[row], np.asarray(answer, dtype=np.int64), 1)
+            counts = ops.asarray(numbers)
         return cls(seen, counts)
 
     def after(self, ops: Ops, tokens: Array, live: Array) -> History:

@@ -19,7 +19,8 @@ class Request:
 
     prefix: a state of the same target and how many of its leading tokens to restore instead of
     computing them (fewer than the prompt has, and the same ids). keep: hand the row's state out
-    when it ends.
+    when it ends. answered: how many of the last ids are answer already, not prompt: an answer
+    that goes on. It counts for penalties and `min_tokens`, and not for max_tokens.
     """
 
     ids: tuple[int, ...]
@@ -27,6 +28,15 @@ class Request:
     seed: int = 0
     prefix: tuple[RowState, int] | None = None
     keep: bool = False
+    answered: int = 0
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.ids[: len(self.ids) - self.answered]
+
+    @property
+    def answer(self) -> tuple[int, ...]:
+        return self.ids[len(self.ids) - self.answered :]
 
     def check(self, facts: TargetFacts) -> None:
         """Raises: InvalidArgument for an empty prompt, one that leaves no room in the context, ids outside
@@ -36,6 +46,8 @@ class Request:
             raise InvalidArgument("prompt: it has no tokens; expected at least one")
         if self.max_tokens < 1:
             raise InvalidArgument(f"max_tokens={self.max_tokens!r}: expected an integer of at least 1")
+        if not 0 <= self.answered <= len(self.ids):
+            raise InvalidArgument(f"answered={self.answered!r}: expected 0 to {len(self.ids)}, the number of ids")
         if facts.context_limit is not None and len(self.ids) >= facts.context_limit:
             raise InvalidArgument(
                 f"prompt: {len(self.ids)} tokens, but the model's context holds {facts.context_limit} "

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from portadraft.core.beam import beam_search, beam_search_lengths
+from portadraft.core.chain import sample_chain
 from portadraft.core.drafter import StatelessDrafter
 from portadraft.core.recurrent import RecurrentConfig
+from portadraft.core.rejection import Chain
 from portadraft.core.target import Target
 from portadraft.core.types import Array, Beam, BeamShape
 from portadraft.errors import IncompatibleDrafter, InvalidArgument
@@ -95,6 +97,20 @@ class ReDrafter(StatelessDrafter):
         """What `draft` returns for 1 … `length` tokens, from one search."""
         return beam_search_lengths(
             self._ops, self.config, self._params, self._embeddings, roots, features, width, length, self._vocabulary
+        )
+
+    def draw_chain(self, roots: Array, features: Array, temperature: float, uniforms: Array) -> Chain:
+        """A chain of sampled tokens and their distributions, for `portadraft.core.rejection`."""
+        return sample_chain(
+            self._ops,
+            self.config,
+            self._params,
+            self._embeddings,
+            roots,
+            features,
+            temperature,
+            uniforms,
+            self._vocabulary,
         )
 
 

@@ -10,6 +10,7 @@ import pytest
 from portadraft import backends
 from portadraft.backends.numpy import NumpyTarget
 from portadraft.core.decode import Decoder, Request
+from portadraft.core.sampling import Sampling
 from portadraft.core.types import BeamShape
 from portadraft.drafters import OracleDrafter, PromptLookup, Together
 from portadraft.testing import random_redrafter
@@ -137,6 +138,31 @@ def test_one_pass_and_one_read_a_step(target, no_implicit_reads, counts, name, s
         assert counts == {"verify": 1, "commit": 1, "to_numpy": 1}
         steps += 1
     assert steps > 3
+
+
+EVERYTHING = Sampling(
+    0.9, top_k=30, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.2, frequency_penalty=0.1,
+    logit_bias={3: 1.0}, banned=[4], min_tokens=5,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("acceptance", ["match", "rejection"])
+def test_all_that_sampling_offers_costs_no_further_read(target, no_implicit_reads, counts, monkeypatch, acceptance):
+    """As a device would run it: what torch does otherwise in the host's own memory is put aside."""
+    if target.ops.name == "torch":
+        monkeypatch.setattr(type(target.ops), "host", False)
+    drafter = random_redrafter(target, 3, draft_vocabulary=list(range(40)))
+    decoder = Decoder(
+        target, drafter, BeamShape(1, 3), sampling=EVERYTHING, end_tokens=[63], logprobs=4, acceptance=acceptance
+    )
+    counts.clear()
+    progress = decoder.admit([Request(p, 24, seed=i) for i, p in enumerate(PROMPTS)])
+    assert counts == {"admit": 1, "to_numpy": 1}
+    assert all(len(p.logprobs) == 1 and len(p.logprobs[0].top) == 4 for p in progress)
+    while decoder.live:
+        counts.clear()
+        decoder.step()
+        assert counts == {"verify": 1, "commit": 1, "to_numpy": 1}
 
 
 def test_the_guard_notices(torch_target, monkeypatch):

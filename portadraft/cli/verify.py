@@ -1,0 +1,101 @@
+"""`portadraft verify`: what was compared and found, and an exit status that says whether all is well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import portadraft
+from portadraft.bench.acceptance import read_prompts
+from portadraft.bench.demo import prompts as builtin_prompts
+from portadraft.bench.verify import Report, verify
+from portadraft.cli.generate import drafter_name
+from portadraft.core.sampling import Sampling
+from portadraft.core.types import BeamShape
+from portadraft.errors import InvalidArgument
+from portadraft.profiles.shape import default_shape
+
+
+def main(
+    model: str,
+    *,
+    prompts: Path | None,
+    limit: int | None,
+    shape: dict[str, int | None],
+    sampling: dict[str, Any],
+    max_tokens: int,
+    draws: int,
+    drafter: str,
+    as_json: bool,
+    **loading: Any,
+) -> bool:
+    """Run the command; returns whether all is well.
+
+    Raises: InvalidArgument where there is nothing to compare; ModelNotFound for the model or the file.
+    """
+    chosen = Sampling(**sampling)  # refused before anything is loaded
+    texts = _prompts(prompts)[:limit]
+    loaded = portadraft.load(model, drafter=drafter_name(drafter), **loading)
+    selected = loaded.drafter_for(drafter_name(drafter))
+    if selected.drafter is None:
+        raise InvalidArgument("drafter='none': plain decoding has nothing to be compared with; name a drafter")
+    base, _ = default_shape(selected.name, loaded.target.ops.device)
+    asked = {name: value for name, value in shape.items() if value is not None}
+    beam = BeamShape(**{"width": base.width, "length": base.length, **asked}) if asked else base
+    say = _quiet if as_json else _progress()
+    report = verify(loaded, selected, beam, texts, sampling=chosen, max_tokens=max_tokens, draws=draws, say=say)
+    if as_json:
+        print(json.dumps(report.as_dict(), ensure_ascii=False))
+    else:
+        _show(report)
+    return not report.faults
+
+
+def _prompts(path: Path | None) -> list[tuple[str, str]]:
+    if path is None:
+        return [(one["name"], one["prompt"]) for one in builtin_prompts()]
+    return [(f"#{i}", text) for i, text in enumerate(read_prompts(path), start=1)]
+
+
+def _quiet(_: str) -> None: ...
+
+
+def _progress() -> Any:
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    return lambda text: console.print(f"[dim]{text}[/dim]")
+
+
+def _show(report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    facts = report.facts
+    width, length, nodes = facts["shape"]
+    shape = f"{width}x{length}" + (f", {nodes} slots" if nodes else "")
+    console.print(
+        f"{facts['verify']}, {facts['dtype']} on {facts['device']}; drafter {facts['drafter']}, shape {shape}"
+    )
+    console.print(f"{report.tokens} tokens compared with plain decoding: {report.ties} ties, {report.bugs} bugs")
+    table = Table("prompt", "temperature", "token", "plain", "drafted", "gap, plain pass", "gap, drafted", "difference",
+                  "allowed", "")  # fmt: skip
+    for name, sampling, found in report.comparisons:
+        for d in found.divergences:
+            table.add_row(
+                name, f"{sampling.temperature:g}", str(d.position), str(d.plain), str(d.drafted), f"{d.gap:+.4f}",
+                f"{d.drafted_gap:+.4f}", f"{d.difference:.1e}", f"{d.allowed:.1e}",
+                d.verdict if d.verdict == "tie" else f"[red]bug[/red]: {d.reason}",
+            )  # fmt: skip
+    if table.rows:
+        console.print(table)
+    for s in report.samples:
+        console.print(
+            f"{s.draws} draws after {s.prompt!r}: chi-square {s.chi_square:.1f} over {s.degrees} degrees, "
+            f"p = {s.p:.3f}; total variation {s.total_variation:.4f} (fair draws: {s.noise:.4f})"
+        )
+    for fault in report.faults:
+        console.print(f"[red]{fault}[/red]")
+    console.print("all is well" if not report.faults else "NOT all is well")

@@ -1,0 +1,46 @@
+"""One sampled chain a row from the recurrent drafter, with the distributions that it was drawn from."""
+
+from __future__ import annotations
+
+from portadraft.core import recurrent
+from portadraft.core.choice import draw
+from portadraft.core.ops import Ops
+from portadraft.core.recurrent import Parameters, RecurrentConfig
+from portadraft.core.rejection import Chain
+from portadraft.core.types import Array
+
+
+def sample_chain(
+    ops: Ops,
+    config: RecurrentConfig,
+    params: Parameters,
+    embeddings: Array,
+    roots: Array,
+    hidden: Array,
+    temperature: float,
+    uniforms: Array,
+    draft_vocabulary: Array | None = None,
+) -> Chain:
+    """Draw L tokens after each root, each from the drafter's distribution at `temperature`.
+
+    embeddings: (V, E); roots: (B,) int32; hidden: (B, D), the state that chose the roots; uniforms:
+    (B, L) float32 in [0, 1); draft_vocabulary: (V',) int32, the target's id of each drafter id, None
+    where they are equal. temperature is above 0. Makes no host read.
+    """
+    batch, size = roots.shape[0], embeddings.shape[0]
+    state = recurrent.first_state(ops, params, config, ops.take(embeddings, roots))
+    ids = None
+    if draft_vocabulary is not None:
+        ids = ops.broadcast_to(draft_vocabulary[None, :], (batch, draft_vocabulary.shape[0]))
+    tokens: list[Array] = []
+    probabilities: list[Array] = []
+    for step in range(uniforms.shape[1]):
+        if step:
+            state = recurrent.next_state(ops, params, state, ops.take(embeddings, tokens[-1]))
+        logits = recurrent.head(ops, params, config, recurrent.trunk(ops, params, config, state, hidden))
+        logits = ops.cast(logits, "float32")
+        q = ops.softmax((logits - ops.max(logits, axis=1)[:, None]) / temperature, axis=1)
+        picks = draw(ops, q, uniforms[:, step])
+        tokens.append(picks if draft_vocabulary is None else ops.take(draft_vocabulary, picks))
+        probabilities.append(q if ids is None else ops.scatter(ops.full((batch, size), 0.0, "float32"), ids, q, axis=1))
+    return Chain(ops.stack(tokens, axis=1), ops.stack(probabilities, axis=1))
