@@ -91,7 +91,7 @@ def _fleet(flag: str | None, refresh: bool) -> Iterator[Place]:
     place = Place(f"the fleet store {url} ({origin})", folder=mirror.folder)
     try:
         # A folder is as near as its copy would be.
-        fresh_s = 0.0 if "://" not in url else None
+        fresh_s = 0.0 if "://" not in url or url.lower().startswith("file://") else None
         if refresh:
             place.note = mirror.refresh() if fresh_s is None else mirror.refresh(fresh_s)
         place.entries = summaries(mirror.folder, keep=True)

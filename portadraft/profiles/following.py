@@ -10,6 +10,9 @@ from portadraft.core.types import MOST_NODES, BeamShape
 from portadraft.errors import InvalidArgument
 from portadraft.profiles.schema import BatchChoice, Profile, Shape
 
+MOST_PASS = MOST_NODES + 1
+"""Slots of one pass over all rows, above which a profile is not followed: the widest tree of a single row."""
+
 
 @dataclass(frozen=True)
 class ProfileShapes:
@@ -25,6 +28,9 @@ class ProfileShapes:
     def widest(self) -> BeamShape | None:
         drafting = [shape for shape in self.shapes if shape is not None]
         return max(drafting, key=BeamShape.slots, default=None)
+
+    def said(self) -> str | None:
+        return None
 
     def describe(self) -> str:
         """For stats."""
@@ -51,11 +57,18 @@ def describe(shapes: Sequence[BeamShape | None]) -> str:
 def profile_policy(profile: Profile, rows: int) -> ProfileShapes:
     """The policy that follows a profile for up to `rows` rows decoded together.
 
-    Raises: InvalidArgument for rows below 1.
+    A pass that would be larger than MOST_PASS is made thinner. Raises: InvalidArgument for rows below 1.
     """
     if rows < 1:
         raise InvalidArgument(f"rows={rows!r}: expected at least 1")
-    return ProfileShapes(tuple(shape_at(profile.batches, live) for live in range(1, rows + 1)))
+    return ProfileShapes(tuple(_bounded(shape_at(profile.batches, live), live) for live in range(1, rows + 1)))
+
+
+def _bounded(shape: BeamShape | None, live: int) -> BeamShape | None:
+    """Thinner where one pass would hold more than MOST_PASS slots: whatever a profile says, memory stays bounded."""
+    if shape is None or live * shape.slots() <= MOST_PASS:
+        return shape
+    return _thinner(shape, live * shape.slots() / MOST_PASS)
 
 
 def shape_at(batches: Sequence[BatchChoice], live: int) -> BeamShape | None:

@@ -148,7 +148,7 @@ def same_context(a: int, b: int) -> bool:
 
 def temperature_class(temperature: float) -> float:
     """Calls of one class are served by one look-up."""
-    return round(temperature, 1)
+    return 0.0 if temperature == 0 else max(0.1, round(temperature, 1))
 
 
 def context_class(context: int) -> int:

@@ -13,10 +13,10 @@ from portadraft.errors import CorruptFile, InvalidArgument
 from portadraft.profiles import home, save
 from portadraft.profiles.catalog import places, shipped
 from portadraft.profiles.folder import Folder
-from portadraft.profiles.following import profile_policy, shape_at
+from portadraft.profiles.following import MOST_PASS, profile_policy, shape_at
 from portadraft.profiles.indexing import index_bytes, push
 from portadraft.profiles.lookup import Found, find
-from portadraft.profiles.nearness import Query, Step, Summary, model_key
+from portadraft.profiles.nearness import Query, Step, Summary, context_class, model_key, temperature_class
 from portadraft.profiles.prediction import predict
 from portadraft.profiles.schema import BatchChoice, Costs, DrafterIdentity, Machine, ModelIdentity, Profile, Software
 from portadraft.profiles.stores import open_store
@@ -412,6 +412,21 @@ def test_outside_of_measured_batch_sizes() -> None:
     assert shape_at(profile.batches, 8) == BeamShape(2, 4, 8)
     assert shape_at(profile.batches, 32) == BeamShape(1, 1, 2)
     assert shape_at(profile.batches, 64) is None
+
+
+def test_a_pass_is_bounded_whatever_a_profile_says() -> None:
+    profile = _sizes(b1=shape(64, 64, None), b64=shape(64, 64, None))
+    policy = profile_policy(profile, 64)
+    sizes = [live * chosen.slots() for live in range(1, 65) if (chosen := policy.choose(live))]
+    assert len(sizes) == 64 and max(sizes) <= MOST_PASS < 64 * 64 * 64
+    assert policy.choose(1) == BeamShape(64, 64, None)
+
+
+def test_classes_of_calls() -> None:
+    """Calls that share a look-up are alike to `compare`."""
+    assert temperature_class(0.0) != temperature_class(0.01)
+    assert temperature_class(0.68) == temperature_class(0.72)
+    assert context_class(3) == context_class(500) != context_class(5000)
 
 
 def test_whole_trees_stay_whole() -> None:

@@ -17,7 +17,7 @@ NARROW, WIDE = shape(1, 4, None), shape(4, 4, 8)
 
 
 @given(pooled_parts(), pooled_parts(), pooled_parts())
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_laws(a: Profile, b: Profile, c: Profile) -> None:
     ab = pool([a, b])
     assert ab == pool([b, a])
