@@ -34,17 +34,19 @@ def table3(
     steps: int = 3,
     rounds: int = 2,
     seconds: float = 3600.0,
+    config: TuneConfig | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Tokens per second of every width and batch size, per request and in all; out of memory is a cell.
 
     As it is decoded: steps of all widths and of plain decoding take turns on the same rows. nodes: the budget of every
-    shape (None: all nodes are verified, as in the paper). seconds: after which no further cell is begun.
+    shape (None: all nodes are verified, as in the paper). seconds: after which no further cell is begun. config: of the
+    prompts and so on.
     """
     if not widths or not batches or min(*widths, *batches, steps, rounds) < 1:
         raise InvalidArgument("widths, batches, steps, rounds: expected numbers of at least 1")
     loaded = load(model, dtype=dtype, drafter=drafter)
-    tune = Tuner(loaded, TuneConfig(drafters=(drafter,)), say)
+    tune = Tuner(loaded, config or TuneConfig(), say)
     selected = loaded.drafter_for(drafter)
     if selected.drafter is None:
         raise InvalidArgument(f"drafter={drafter!r}: plain decoding has no width")

@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from portadraft.core.types import BeamShape
 from portadraft.errors import InvalidArgument
 from portadraft.tuner.predict import Prediction
 from portadraft.tuner.run import DrafterResult, TuneConfig, Tuner, shape_name
-from portadraft.tuner.search import Result, Search, load_process
+from portadraft.tuner.search import Result, Search
 
 TEN = 10
 HOPELESS, PROMISING = 0.5, 0.8
@@ -50,6 +50,7 @@ def tuner_bench(
     cells: int = 0,
     tokens: int = 48,
     seconds: float = 600.0,
+    config: TuneConfig | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Tune one batch size, then find out what was best. The acceptance table is made first where there is none.
@@ -57,21 +58,17 @@ def tuner_bench(
     rounds: of whole decoding, the first half of which selects among the ten best and the rest scores. turns: of every
     shape of the grid (0: no truth, predictions only); shapes that are predicted to be less than half as fast as the
     best are left out. cells: shapes, spread over the grid, whose prediction is compared with whole decoding (0: none).
-    tokens: of each answer. seconds: after which no further turn or round begins.
+    tokens: of each answer. seconds: after which no further turn or round begins. config: prompts, grid and so on.
     """
     if rounds < 2 or turns < 0:
         raise InvalidArgument(f"rounds={rounds}, turns={turns}: expected at least 2 (half of them score) and 0")
     end = time.monotonic() + seconds
-    load_process()
     loaded = load(model, dtype=dtype, drafter=drafter)
-    tune = Tuner(loaded, TuneConfig(budget_s=budget_s, batch_sizes=(batch,), drafters=(drafter,)), say)
-    selected = loaded.drafter_for(drafter)
-    if selected.drafter is None:
-        raise InvalidArgument(f"drafter={drafter!r}: plain decoding has nothing to tune")
-    table = tune.table(selected.drafter, selected.name, tune._folder(drafter))
-    one = DrafterResult(selected.name, selected.reason, selected.drafter, table)
+    asked = replace(config or TuneConfig(), budget_s=budget_s, batch_sizes=(batch,), drafters=(drafter,))
+    tune = Tuner(loaded, asked, say)
+    outcome = tune.prepare()
     begun = time.monotonic()
-    tune._tune(one, batch)
+    one = tune.measure(outcome).best
     took = time.monotonic() - begun
     result = one.results[0]
     say(f"chosen {shape_name(result.shape)} after {took:.1f} s")

@@ -54,7 +54,9 @@ def measure_costs(
     fits: whether a pass over that many slots is expected to fit into memory; what it denies is not tried.
     """
     timings, depth, end = Timings(), min(4, len(grid.lengths)), clock() + seconds
-    most = max(kind.slots(shape, True) for _, shape in grid.cells())
+    needed = {kind.slots(shape, True) for _, shape in grid.cells()}
+    timings.too_large = min((n for n in needed if not fits(n)), default=None)
+    most = max(n for n in needed | {1} if timings.too_large is None or n < timings.too_large)
     ladder = [n for n in LADDER if n < most] + [most]
     say = report or (lambda text: None)
 
@@ -79,14 +81,13 @@ def measure_costs(
     kept = []
     for slots in ladder:
         say(f"a pass over {slots} slots")
-        if not fits(slots):
-            timings.too_large = slots
-            break
         if (slots < 64 and not check(slots, depth, cold)) or not check(slots):
             break
         kept.append(slots)
         if timings.check[slots][0] > USELESS * plain:
-            break
+            check(slots)  # once more, since one slow step may be a hiccup
+            if min(timings.check[slots]) > USELESS * plain:
+                break
     lengths = sorted({1, min(4, len(grid.lengths)), len(grid.lengths)})
     pairs = []
     for width in grid.widths:

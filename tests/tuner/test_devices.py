@@ -202,7 +202,7 @@ def test_what_is_denied_is_not_tried():
     machine = SimulatedMachine(synthetic.device(), table, memory_slots=40)  # more would raise
     _, timings = measure_costs(machine, table.kind, table.grid, seconds=5, fits=lambda n: n <= 32, clock=machine.clock)
     assert max(timings.check) <= 32
-    assert timings.too_large == 48
+    assert timings.too_large == 33
 
 
 def test_out_of_memory_while_measuring_is_recorded():

@@ -1,0 +1,335 @@
+"""All of tuning on a tiny model: tables beside the drafter, stored profiles, the command, the benchmarks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the torch extra is not installed")
+pytest.importorskip("skopt", reason="the tune extra is not installed")
+
+import platformdirs
+from typer.testing import CliRunner
+
+import portadraft
+from portadraft import profiles
+from portadraft.bench.table3 import table3
+from portadraft.bench.tuner import rank_correlation, spread, tuner_bench
+from portadraft.cli.app import app
+from portadraft.core.types import BeamShape
+from portadraft.errors import InvalidArgument
+from portadraft.profiles.home import user_folder
+from portadraft.tuner import memory
+from portadraft.tuner.acceptance import AcceptanceTable
+from portadraft.tuner.devices import read_curve
+from portadraft.tuner.grid import Grid
+from portadraft.tuner.machine import LiveMachine, is_out_of_memory
+from portadraft.tuner.measure import Disturbance
+from portadraft.tuner.report import as_dict, to_profile
+from portadraft.tuner.run import TuneConfig, Tuner
+from tests.test_api import save_drafter, save_model
+from tests.tuner import synthetic
+
+GRID = Grid((1, 2, 4), (1, 2, 3), (4, 0))
+PROMPTS = [("abc abc abc", "chat"), ("one two three one two", "code"), ("0123456789 0123456", "code")]
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in ("user_data_path", "user_config_path", "user_cache_path"):
+        monkeypatch.setattr(platformdirs, name, lambda app, kind=name: tmp_path / "home" / kind)
+    # Tests share the machine with others; whether it is disturbed is tested on its own.
+    monkeypatch.setattr(Disturbance, "end", lambda self, plain: False)
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a drafter for it and a file of prompts."""
+    path = tmp_path_factory.mktemp("tune")
+    save_model(path / "model", max_position_embeddings=2048)
+    save_drafter(path / "drafter", portadraft.load(path / "model", dtype="float32", device="cpu"))
+    lines = [json.dumps({"prompt": p, "category": c}) for p, c in PROMPTS]
+    (path / "prompts.jsonl").write_text("\n".join(lines), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(place: Path) -> Any:
+    return portadraft.load(place / "model", dtype="float32", device="cpu", drafter=place / "drafter")
+
+
+def config(place: Path, **changes: Any) -> TuneConfig:
+    options: dict[str, Any] = {
+        "budget_s": 3.0, "prompts": place / "prompts.jsonl", "drafters": (str(place / "drafter"),),
+        "max_tokens": 24, "grid": GRID, "context": 20,
+    }  # fmt: skip
+    return TuneConfig(**(options | changes))
+
+
+def test_from_nothing_to_a_profile_and_again(model: Any, place: Path) -> None:
+    lines: list[str] = []
+    outcome = Tuner(model, config(place, batch_sizes=(1, 2), objective="throughput"), lines.append).run()
+    (one,) = outcome.drafters
+    assert [r.batch for r in one.results] == [1, 2]
+    assert any("replaying" in line for line in lines)
+    assert any(line.startswith("best so far") for line in lines)
+    tables = list((place / "drafter" / "acceptance").glob("redrafter-t0-*.safetensors"))
+    assert len(tables) == 1
+    assert outcome.recommended_batch_size in (1, 2)
+    for r in one.results:
+        # 10 %, and the turn that was running when the time was over.
+        assert r.seconds < 1.1 * 3.0 + 1.0
+        assert r.plain_tokens_per_s > 0
+        assert (r.shape is None) == (r.speedup == pytest.approx(1.0))
+
+    identity = profiles.save(to_profile(model, outcome, one))
+    stored = profiles.parse(user_folder().get(identity))
+    assert stored.origin == "measured"
+    assert stored.drafter.name == "redrafter"
+    assert stored.drafter.id == model.selected.drafter.id
+    assert stored.model.tokenizer
+    assert [b.batch_size for b in stored.batches] == [1, 2]
+    assert {s.phase for s in stored.samples} == {"search", "score"}
+    assert {p.batch_size for p in stored.costs.verify} == {1, 2}
+    assert stored.acceptance
+    assert as_dict(outcome)["best_drafter"] == "redrafter"
+
+    lines.clear()
+    Tuner(model, config(place), lines.append).prepare()
+    assert not any("recording" in line or "replaying" in line for line in lines)
+    assert any(str(tables[0]) in line for line in lines)
+    Tuner(model, config(place, temperature=0.7), lines.append).prepare()  # another text, another table
+    assert any("replaying" in line for line in lines)
+
+
+def test_without_a_trained_drafter_lookup_is_tuned_and_training_is_explained(
+    model: Any, place: Path, home: Path
+) -> None:
+    outcome = Tuner(model, config(place, drafters=("auto",), budget_s=1.5)).run()
+    assert [d.name for d in outcome.drafters] == ["lookup"]
+    assert any("portadraft train" in note for note in outcome.notes)
+    assert list((home / "user_data_path" / "acceptance").glob("lookup-*"))
+
+
+def test_several_drafters_the_fastest_is_named(model: Any, place: Path) -> None:
+    outcome = Tuner(model, config(place, drafters=("lookup", str(place / "drafter")), predict_only=True)).run()
+    assert {d.name for d in outcome.drafters} == {"lookup", "redrafter"}
+    assert outcome.best.score() == max(d.score() for d in outcome.drafters)
+    assert all(not r.measured for d in outcome.drafters for r in d.results)
+
+
+def test_a_simulated_device_is_tuned_with_the_models_acceptance(model: Any, place: Path) -> None:
+    curve = read_curve(Path("apple-m1-max-vicuna-7b-float16"))
+    outcome = Tuner(model, config(place, device_curve=curve, budget_s=30)).run()
+    (r,) = outcome.best.results
+    assert r.plain_tokens_per_s == pytest.approx(1000 / curve.at(1).plain_ms, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"budget_s": 0}, "budget=0"),
+        ({"batch_sizes": ()}, "batch_sizes"),
+        ({"batch_sizes": (0,)}, "batch_sizes"),
+        ({"objective": "fun"}, "objective='fun'"),
+        ({"context": 0}, "context=0"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"drafters": ()}, "drafters"),
+    ],
+)
+def test_what_is_asked_wrongly_is_named(place: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        config(place, **changes)
+
+
+def test_plain_decoding_has_nothing_to_tune(model: Any, place: Path) -> None:
+    with pytest.raises(InvalidArgument, match="nothing to tune"):
+        Tuner(model, config(place, drafters=("none",))).run()
+
+
+def test_prompts_that_leave_no_room_are_refused(model: Any, place: Path) -> None:
+    with pytest.raises(InvalidArgument, match="pass shorter prompts"):
+        Tuner(model, config(place, max_tokens=2048))
+
+
+# this machine
+
+
+def test_live_steps_are_steps_of_the_loop(model: Any) -> None:
+    """Turns of several shapes on the same rows: each gives at least a token a row, and its passes have its slots."""
+    prompts = [model.codec.encode_prompt(p) for p, _ in PROMPTS]
+    with LiveMachine(model.target, model.selected.drafter, prompts, 2, 40) as machine:
+        for shape, slots in ((None, 1), (BeamShape(2, 3), 7), (BeamShape(4, 3, 5), 5), (None, 1)):
+            chunk = machine.steps(shape, 3)
+            assert chunk.slots == (slots,) * 3
+            assert chunk.tokens >= 3 * 2
+            assert len(chunk.ms) == 3
+        assert min(model.target.lengths) >= 40
+        assert machine.check_ms(9, 4) > 0
+        assert machine.draft_ms(4, 2) > 0
+        for _ in range(30):  # rows are replaced before they grow without bound
+            machine.steps(BeamShape(4, 3), 10)
+        assert max(model.target.lengths) < 500
+    assert model.target.lengths == ()
+
+
+def test_memory_is_estimated_and_its_errors_are_known(model: Any) -> None:
+    facts = model.target.facts
+    need = memory.need_bytes(facts, 1, 8, 100)
+    assert memory.need_bytes(facts, 4, 8, 100) > 3 * need
+    assert memory.need_bytes(facts, 1, 64, 100) > 6 * need
+    free = memory.free_bytes(model.target.ops)
+    assert free is None or free > need
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate"))
+    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_shapes_that_cannot_fit_are_not_tried(model: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuner = Tuner(model, config(place, predict_only=True))
+    limit = memory.need_bytes(model.target.facts, 1, 6, 20)
+    monkeypatch.setattr("portadraft.tuner.run.free_bytes", lambda ops: limit)
+    (r,) = tuner.run().best.results
+    assert r.prediction.step_ms.shape == GRID.size
+    kind = r.prediction.table.kind
+    slots = {kind.slots(s, True) for s in r.prediction.distinct()}
+    assert max(slots) < 6
+    assert max(kind.slots(s, True) for _, s in GRID.cells()) == 13
+
+
+# the command
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["tune", *arguments])
+
+
+def test_the_command_prints_one_document_and_draws(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the tune extra is not installed")
+    result = run(
+        "--model", str(place / "model"), "--drafter", "lookup", "--budget", "1s", "--dtype", "float32", "-n", "16",
+        "--prompts", str(place / "prompts.jsonl"), "--context", "20", "--json", "--plot", str(tmp_path / "plots"),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["drafters"][0]["batches"][0]["batch_size"] == 1
+    (identity,) = document["profiles"]
+    assert profiles.parse(user_folder().get(identity)).drafter.name == "lookup"
+    assert sorted(Path(p).name for p in document["plots"]) == ["tuning-lookup-batch1.png", "tuning-lookup-costs.png"]
+    for path in document["plots"]:
+        assert Path(path).read_bytes()[:4] == b"\x89PNG"
+        assert Path(path).stat().st_size < 100_000
+
+
+def test_a_busy_machine_stores_nothing_unless_forced(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Disturbance, "end", lambda self, plain: True)
+    arguments = (
+        "--model", str(place / "model"), "--drafter", "lookup", "--budget", "1s", "--dtype", "float32", "-n", "16",
+        "--prompts", str(place / "prompts.jsonl"), "--context", "20", "--json",
+    )  # fmt: skip
+    document = json.loads(run(*arguments).stdout)
+    assert document["disturbed"]
+    assert document["profiles"] == []
+    assert "--force" in document["stored"]
+    document = json.loads(run(*arguments, "--force").stdout)
+    (identity,) = document["profiles"]
+    assert profiles.parse(user_folder().get(identity)).disturbed
+
+
+def test_planning_needs_no_model(tmp_path: Path) -> None:
+    synthetic.table().save(tmp_path / "t.safetensors")
+    result = run(
+        "--acceptance", str(tmp_path / "t.safetensors"), "--device-curve", "apple-m2-ultra-vicuna-7b-float16", "--json",
+        "--batch-sizes", "1,4", "--budget", "30s",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    first, second = document["drafters"][0]["batches"]
+    # The cliff of that machine is at 16 rows in all.
+    assert first["shape"]["nodes"] is None or first["shape"]["nodes"] <= 16
+    assert first["speedup"] > second["speedup"]
+    assert document["profiles"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--budget", "soon"), "budget='soon'"),
+        (("--budget", "0s"), "budget='0s'"),
+        (("--batch-sizes", "1,x"), "batch_sizes='1,x'"),
+        (("--device-curve", "no-such"), "no-such"),
+        (("--acceptance", "x.safetensors"), "--device-curve"),
+        (("--objective", "fun"), "objective='fun'"),
+        (("--prompts", "/no/such/file", "--model", "/no/such/model"), "no such"),
+    ],
+)
+def test_wrong_options_are_named_before_a_model_is_loaded(
+    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("portadraft.api.load", lambda *a, **k: pytest.fail("it loaded a model"))
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+# benchmarks
+
+
+def test_bench_tuner_reports_choice_truth_and_predictions(place: Path) -> None:
+    report = tuner_bench(
+        str(place / "model"), budget_s=2.0, drafter=str(place / "drafter"), dtype="float32", rounds=2, turns=1, cells=6,
+        tokens=12, config=config(place),
+    )  # fmt: skip
+    assert 0 < report["chosen_of_best"] < 3
+    assert 0 < report["chosen_of_best_by_cost"] <= 1
+    assert report["cells"] == len(report["predictions"]) == 6
+    assert -1 <= report["rank_correlation"] <= 1
+    assert "plain" in report["confirmed"]
+    json.dumps(report)
+
+
+def test_bench_table3_has_out_of_memory_as_a_cell(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = LiveMachine.steps
+
+    def steps(self: LiveMachine, shape: BeamShape | None, count: int) -> Any:
+        if shape is not None and shape.width == 4 and self.batch == 2:
+            raise RuntimeError("CUDA out of memory")
+        return real(self, shape, count)
+
+    monkeypatch.setattr(LiveMachine, "steps", steps)
+    report = table3(
+        str(place / "model"), drafter=str(place / "drafter"), dtype="float32", widths=(1, 4), batches=(1, 2), length=2,
+        config=config(place),
+    )  # fmt: skip
+    cells = {(c["batch"], c["width"]): c for c in report["cells"]}
+    assert len(cells) == 4
+    assert cells[2, 4]["note"] == "out of memory"
+    assert cells[2, 4]["total"] is None
+    assert cells[2, 1]["total"] == pytest.approx(2 * cells[2, 1]["per_request"], rel=0.01)
+    assert set(report["best_width_by_batch"]) == {"1", "2"}
+
+
+def test_rank_correlation_and_spread() -> None:
+    assert rank_correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
+    assert rank_correlation([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    assert rank_correlation([1, 1, 2, 3], [1, 2, 2, 3]) == pytest.approx(0.8333, abs=1e-3)
+    from portadraft.tuner.predict import predict
+
+    prediction = predict(synthetic.table(), synthetic.device())
+    shapes = spread(prediction, 25)
+    order = prediction.distinct()
+    assert len(set(shapes)) == 25
+    assert (shapes[0], shapes[-1]) == (order[0], order[-1])
+
+
+def test_tables_of_the_drafter_that_comes_with_the_package_can_be_read() -> None:
+    folder = Path(portadraft.__file__).parent / "drafters" / "pretrained" / "smollm2-135m-instruct" / "acceptance"
+    for path in folder.glob("*.safetensors"):
+        table = AcceptanceTable.load(path)
+        assert table.steps.sum() > 0
