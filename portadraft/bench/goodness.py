@@ -13,7 +13,7 @@ def chi_square(counts: Any, probabilities: Any, least: float = 5.0) -> tuple[flo
 
     counts, probabilities: of the same cells; probabilities sum to 1. Cells whose expected count is
     below `least` are pooled. A count where the probability is 0 gives (inf, …, 0.0). The probability
-    is by Wilson and Hilferty's cube root (1931), to about 1e-3 of itself where it matters.
+    is by Wilson and Hilferty's cube root (1931), right to a tenth of itself down to 0.001.
     """
     counts, probabilities = np.ravel(counts).astype(np.float64), np.ravel(probabilities).astype(np.float64)
     expected = counts.sum() * probabilities

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from portadraft.backends.host import mass_threshold
 from portadraft.errors import InvalidArgument
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -101,11 +100,13 @@ class NumpyOps:
         return np.take_along_axis(x, order, axis=-1), order.astype(np.int32)
 
     def searchsorted(self, x: Array, values: Array) -> Array:
-        counts = [np.searchsorted(row, value, side="right") for row, value in zip(x, values, strict=True)]
-        return np.asarray(counts, dtype=np.int32)
+        return np.asarray((x <= np.asarray(values)[:, None]).sum(axis=1, dtype=np.int32))
 
     def mass_threshold(self, x: Array, share: float) -> Array:
-        return mass_threshold(x, share)
+        falling = np.sort(x, axis=1)[:, ::-1]
+        sums = np.cumsum(falling, axis=1, dtype=np.float64)
+        before = (sums < share * sums[:, -1:]).sum(axis=1)
+        return np.asarray(np.take_along_axis(falling, np.minimum(before, x.shape[1] - 1)[:, None], axis=1)[:, 0])
 
     def max(self, x: Array, axis: int) -> Array:
         return np.asarray(x.max(axis=axis))
