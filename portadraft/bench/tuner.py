@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ def tuner_bench(
     tokens: int = 48,
     seconds: float = 600.0,
     config: TuneConfig | None = None,
+    plot: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Tune one batch size, then find out what was best. The acceptance table is made first where there is none.
@@ -59,6 +61,7 @@ def tuner_bench(
     shape of the grid (0: no truth, predictions only); shapes that are predicted to be less than half as fast as the
     best are left out. cells: shapes, spread over the grid, whose prediction is compared with whole decoding (0: none).
     tokens: of each answer. seconds: after which no further turn or round begins. config: prompts, grid and so on.
+    plot: a folder for the heat map and the cost curve.
     """
     if rounds < 2 or turns < 0:
         raise InvalidArgument(f"rounds={rounds}, turns={turns}: expected at least 2 (half of them score) and 0")
@@ -71,6 +74,10 @@ def tuner_bench(
     one = tune.measure(outcome).best
     took = time.monotonic() - begun
     result = one.results[0]
+    if plot is not None:
+        from portadraft.tuner.plot import draw
+
+        draw(outcome, plot)
     say(f"chosen {shape_name(result.shape)} after {took:.1f} s")
     report: dict[str, Any] = {
         "bench": "tuner",

@@ -101,6 +101,7 @@ def bench_tuner(
     cells: Annotated[int, typer.Option(min=0, help="Shapes whose prediction is compared with decoding.")] = 0,
     tokens: Annotated[int, typer.Option(min=8, help="Of each answer.")] = 48,
     limit: Annotated[str, typer.Option(help="No new turn or round after this time.")] = "10m",
+    plot: Annotated[Path | None, typer.Option(help="Write the heat map and the cost curve into this folder.")] = None,
 ) -> None:
     """The tuner's choice against the exhaustive truth."""
     from portadraft.bench.tuner import tuner_bench
@@ -118,6 +119,7 @@ def bench_tuner(
             cells=cells,
             tokens=tokens,
             seconds=seconds(limit),
+            plot=plot,
             say=say,
         )
     _show(report, ("predictions", "confirmed"))

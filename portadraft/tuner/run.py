@@ -25,7 +25,8 @@ from portadraft.tuner.measure import Disturbance
 from portadraft.tuner.memory import free_bytes, need_bytes
 from portadraft.tuner.predict import Prediction, predict
 from portadraft.tuner.recordings import MAX_TOKENS, Prompt, Recording, built_in, prompts_id, read_prompts, record
-from portadraft.tuner.search import Result, Search, load_process
+from portadraft.tuner.search import Result, Search
+from portadraft.tuner.surrogate import load_process
 from portadraft.tuner.tables import find_table, store_table
 
 if TYPE_CHECKING:

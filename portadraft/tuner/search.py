@@ -1,7 +1,6 @@
 """Where the rest of the time budget goes: shapes that may be best are measured, until one is known to be.
 
-A Gaussian process (scikit-optimize's) models log(measured ÷ predicted step cost), so that it starts
-from the prediction and learns where that is off; noise is known from repeats. The acquisition,
+A Gaussian process says what measurements mean for the other shapes (`surrogate`). The acquisition,
 expected improvement of log tokens per second, is evaluated over the whole enumerated grid.
 Plain decoding is measured in every round and is always a candidate. The winner is scored on
 rounds that did not select it.
@@ -12,25 +11,22 @@ from __future__ import annotations
 import math
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from portadraft.core.types import BeamShape
-from portadraft.errors import MissingDependency
-from portadraft.tuner.grid import ALL
 from portadraft.tuner.machine import Machine, is_out_of_memory
 from portadraft.tuner.measure import Disturbance
 from portadraft.tuner.predict import Prediction
+from portadraft.tuner.surrogate import Surrogate, expected_improvement
 
 STEPS = 4
 """Steps of a shape in a turn."""
 SCORE_ROUNDS = 5
-_LEAST_NOISE = 0.01
 _CANDIDATES = 150
 _PROMISING = 0.7
 
@@ -81,79 +77,6 @@ class Result:
         return self.tokens_per_s / self.plain_tokens_per_s
 
 
-class Model:
-    """log(measured ÷ predicted) over the grid, from a handful of noisy points."""
-
-    def __init__(self, shapes: Sequence[BeamShape], most: int) -> None:
-        self._points = np.array([_features(s, most) for s in shapes])
-        self._index = {s: i for i, s in enumerate(shapes)}
-
-    def posterior(self, measured: Sequence[Measured]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and standard deviation at every shape. Without a measurement: 0, and what predictions are worth."""
-        by_shape: dict[BeamShape, list[float]] = {}
-        for m in measured:
-            if m.shape is not None and m.shape in self._index and not m.disturbed:
-                by_shape.setdefault(m.shape, []).append(m.ratio)
-        n = len(self._points)
-        if not by_shape:
-            return np.zeros(n), np.full(n, 0.1)
-        noise = _noise(list(by_shape.values()))
-        x = np.array([self._points[self._index[s]] for s in by_shape])
-        y = np.array([statistics.median(v) for v in by_shape.values()])
-        variance = np.array([noise**2 / len(v) for v in by_shape.values()])
-        process = _process(variance, x.shape[1])
-        centre = float(np.mean(y)) * len(y) / (len(y) + 1.0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # bounds of length scales that a few points do not settle
-            process.fit(x, y - centre)
-            mean, deviation = process.predict(self._points, return_std=True)
-        return np.asarray(mean) + centre, np.maximum(np.asarray(deviation), 1e-6)
-
-
-def load_process() -> None:
-    """Import what the search needs now, before a clock runs. Raises: MissingDependency."""
-    _process(np.array([1e-4]), 3)
-
-
-def _process(variance: NDArray[np.float64], dimensions: int) -> Any:
-    try:
-        from skopt.learning import GaussianProcessRegressor
-        from skopt.learning.gaussian_process.kernels import ConstantKernel, Matern
-    except ImportError:
-        raise MissingDependency(
-            "the tuner's search needs scikit-optimize: pip install 'portadraft[tune]', or tune with --predict-only"
-        ) from None
-    kernel = ConstantKernel(0.05**2, (0.005**2, 0.5**2)) * Matern([1.0] * dimensions, [(0.2, 5.0)] * dimensions, nu=2.5)
-    return GaussianProcessRegressor(
-        kernel=kernel, alpha=variance, noise=None, normalize_y=False, n_restarts_optimizer=0, random_state=0
-    )
-
-
-def _features(shape: BeamShape, most: int) -> tuple[float, float, float]:
-    slots = min(shape.nodes or most, 1 + shape.width * shape.length)
-    return math.log2(shape.width) / 2, shape.length / 4, math.log2(slots) / 2
-
-
-def _noise(groups: Sequence[Sequence[float]]) -> float:
-    """The standard deviation of one turn, pooled over shapes that were measured again."""
-    squares, count = 0.0, 0
-    for values in groups:
-        mean = statistics.fmean(values)
-        squares += sum((v - mean) ** 2 for v in values)
-        count += len(values) - 1
-    pooled = math.sqrt((squares + 4 * 0.02**2) / (count + 4))  # starts from 2 %
-    return max(pooled, _LEAST_NOISE)
-
-
-def expected_improvement(mean: NDArray[np.float64], deviation: NDArray[np.float64], best: float) -> NDArray[np.float64]:
-    """Of log tokens per second over the best known."""
-    z = (mean - best) / deviation
-    normal = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    below = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in z])
-    gain: NDArray[np.float64] = (mean - best) * below + deviation * normal
-    return gain
-
-
 @dataclass
 class Search:
     """One batch size's search on a machine. Run `run` once. turn: steps of a shape in a turn."""
@@ -177,7 +100,7 @@ class Search:
         end = start + self.seconds
         shapes = self.prediction.distinct()[: None if exhaustive else _CANDIDATES]
         most = max((self.prediction.table.kind.slots(s, True) for s in shapes), default=1)
-        self._model = Model(shapes, most)
+        self._model = Surrogate(shapes, most)
         interrupted, chosen = False, None
         try:
             if exhaustive:
@@ -197,7 +120,11 @@ class Search:
         """log tokens per second relative to plain decoding: mean and deviation at every shape."""
         if self._known is None or self._known[0] != len(self.measured):
             prior = np.array([math.log(self.prediction.of(s) / self.prediction.plain_tokens_per_s) for s in shapes])
-            mean, deviation = self._model.posterior(self.measured)
+            ratios: dict[BeamShape, list[float]] = {}
+            for m in self.measured:
+                if m.shape is not None and not m.disturbed:
+                    ratios.setdefault(m.shape, []).append(m.ratio)
+            mean, deviation = self._model.posterior(ratios)
             self._known = len(self.measured), prior - mean, deviation
         return self._known[1], self._known[2]
 
@@ -379,6 +306,3 @@ def _name(shape: BeamShape | None) -> str:
     if shape is None:
         return "plain decoding"
     return f"{shape.width}x{shape.length}" + (f", {shape.nodes} slots" if shape.nodes else "")
-
-
-__all__ = ["ALL", "Measured", "Model", "Result", "Search", "expected_improvement", "load_process"]

@@ -15,7 +15,8 @@ from portadraft.tuner.grid import Grid
 from portadraft.tuner.machine import Chunk
 from portadraft.tuner.measure import Disturbance
 from portadraft.tuner.predict import predict
-from portadraft.tuner.search import Search, expected_improvement
+from portadraft.tuner.search import Search
+from portadraft.tuner.surrogate import expected_improvement
 from tests.tuner import synthetic
 
 pytest.importorskip("skopt", reason="the tune extra is not installed")
