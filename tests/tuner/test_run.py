@@ -115,6 +115,27 @@ def test_without_a_trained_drafter_lookup_is_tuned_and_training_is_explained(
     assert list((home / "user_data_path" / "acceptance").glob("lookup-*"))
 
 
+def test_interrupted_it_keeps_what_was_found(model: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = LiveMachine.steps, 0
+
+    def steps(self: LiveMachine, shape: BeamShape | None, count: int) -> Any:
+        nonlocal calls
+        if count > 1:  # turns of the search; single steps belong to the costs
+            calls += 1
+            if calls > 12:
+                raise KeyboardInterrupt
+        return real(self, shape, count)
+
+    monkeypatch.setattr(LiveMachine, "steps", steps)
+    tuner = Tuner(model, config(place, batch_sizes=(1, 2), budget_s=2.0))
+    outcome = tuner.run()
+    assert outcome.interrupted
+    assert [r.batch for r in outcome.best.results] == [1]
+    assert any("interrupted" in note for note in outcome.notes)
+    assert to_profile(model, outcome, outcome.best).batches
+    assert model.target.lengths == ()  # the rows are let go
+
+
 def test_several_drafters_the_fastest_is_named(model: Any, place: Path) -> None:
     outcome = Tuner(model, config(place, drafters=("lookup", str(place / "drafter")), predict_only=True)).run()
     assert {d.name for d in outcome.drafters} == {"lookup", "redrafter"}
