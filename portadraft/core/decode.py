@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from portadraft.core.accept import accept
 from portadraft.core.choice import Chooser, Situation
+from portadraft.core.compiled import accept_compiled as accept
+from portadraft.core.compiled import pack_compiled
 from portadraft.core.drafter import Drafter
 from portadraft.core.logprobs import TokenLogprob, gather_logprobs, read_logprobs
 from portadraft.core.ops import Ops
@@ -27,7 +28,7 @@ from portadraft.core.requests import Request as Request
 from portadraft.core.requests import Row
 from portadraft.core.sampling import Sampling
 from portadraft.core.target import RowState, Target
-from portadraft.core.tree import pack_beam, root_only
+from portadraft.core.tree import root_only
 from portadraft.core.types import Array, BeamShape, PackedBeam, Verdict
 from portadraft.core.uniforms import CHOICE, COIN, DRAFT, uniforms
 from portadraft.errors import InvalidArgument
@@ -212,7 +213,7 @@ class Decoder:
         if beam is None:
             return root_only(ops, self._roots), None
         with self._stage("pack"):
-            return pack_beam(ops, self._roots, beam, shape.nodes), None
+            return pack_compiled(ops, self._roots, beam, shape.nodes), None
 
     def _shape_that_fits(self) -> BeamShape | None:
         """The shape, made shallower where a row is close to its limit; None for a plain step."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from portadraft.backends.torch import attention
 from portadraft.backends.torch import graphs as graphs_module
 from portadraft.backends.torch.graphs import Graphs, context_bucket
 from portadraft.backends.torch.ops import TorchOps
@@ -266,3 +267,12 @@ def test_context_buckets(length: int) -> None:
     assert length <= bucket < max(length + 256, length * 1.26)
     assert bucket % 256 == 0
     assert context_bucket(bucket) == bucket
+
+
+@pytest.mark.parametrize("size", [1, 16, 21])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_an_aligned_mask_is_the_mask(size: int, groups: int) -> None:
+    mask = torch.rand(2, 1, 5, size, generator=torch.Generator().manual_seed(size)) < 0.6
+    aligned = attention._aligned(mask, groups, torch.float16)
+    assert torch.equal(aligned, attention._additive(mask, groups, torch.float16))
+    assert all(stride % 16 == 0 for stride in aligned.stride()[:3]) and aligned.stride(3) == 1

@@ -232,9 +232,20 @@ def _explicit(
 
 def _additive(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     """A bool mask (True: visible) as 0 and -inf, its rows repeated for `groups` packed heads."""
+    if mask.dtype == torch.bool and mask.device.type == "cuda":
+        return _aligned(mask, groups, dtype)
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
     return mask.repeat(1, 1, groups, 1) if groups > 1 else mask
+
+
+def _aligned(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """The same in memory whose rows begin at multiples of 16 numbers: SDPA on CUDA copies any other in each layer."""
+    rows, heads, slots, size = mask.shape
+    wide = -(-size // 16) * 16
+    out = torch.zeros((rows, heads, groups * slots, wide), dtype=dtype, device=mask.device)[..., :size]
+    out.unflatten(2, (groups, slots)).masked_fill_(~mask[:, :, None], float("-inf"))
+    return out
 
 
 def _require_causal(function: Callable[..., Tensor], batch: Tensor, head: Tensor, queries: Tensor) -> None:
