@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from portadraft.backends.torch.ops import TorchOps
 from portadraft.core.recurrent import RecurrentConfig
 from portadraft.core.target import Target
 from portadraft.core.types import BeamShape
@@ -18,9 +17,10 @@ from portadraft.drafters.checkpoint import Checkpoint
 from portadraft.drafters.redrafter import ReDrafter
 from portadraft.profiles.shape import default_shape
 from portadraft.training import bill, vocabulary
+from portadraft.training.distributed import Processes
+from portadraft.training.evaluation import replayed, shape_name
 from portadraft.training.loop import FitResult
-from portadraft.training.trainer import shape_name
-from portadraft.tuner.replay import Recording, replay
+from portadraft.tuner.replay import Recording
 
 
 def computation(head: Tensor) -> str:
@@ -41,7 +41,11 @@ def final_figures(
     """Tokens per step by shape, by replay on every held-out answer, and on the default shape of this device."""
     config = checkpoint.config
     default, _ = default_shape("redrafter", target.ops.device)
-    wanted = [s for s in dict.fromkeys([*shapes, BeamShape(8, 4), default]) if s.width <= config.vocabulary_size]
+    wanted = [
+        s
+        for s in dict.fromkeys([*shapes, BeamShape(8, 4), BeamShape(16, 5), default])
+        if s.width <= config.vocabulary_size
+    ]
     if not recordings:
         return {}
     chosen = _ids(checkpoint)
@@ -52,11 +56,8 @@ def final_figures(
     params["head.weight"] = head.to(dtype)
     if bias is not None:
         params["head.bias"] = bias.to(dtype)
-    results = replay(
-        TorchOps(head.device), config, params, target.embeddings().to(dtype), recordings, wanted,
-        torch.from_numpy(chosen), dtype=name,
-    )  # fmt: skip
-    return {shape_name(r.shape): round(r.tokens_per_step, 4) for r in results}
+    table = target.embeddings().to(dtype)
+    return replayed(Processes(), config, params, table, recordings, wanted, chosen, name).tokens_per_step
 
 
 def facts_of(

@@ -38,8 +38,8 @@ from portadraft.training.resume import write_whole
 from portadraft.training.work import BEST, CORPUS, REQUEST, STATE, VOCABULARY, Clock, check_same, discard
 from portadraft.tuner.replay import Recording
 
-SHAPES = (BeamShape(4, 4), BeamShape(1, 4), BeamShape(4, 4, 8), BeamShape(16, 5))
-"""Replayed at every evaluation; the first decides which parameters are kept."""
+SHAPES = (BeamShape(4, 4), BeamShape(1, 4), BeamShape(4, 4, 8))
+"""Replayed at every evaluation; the first decides which parameters are kept. Wider ones would cost too much."""
 
 LEAST_TRAINING = 0.25
 """The share of a time budget that training has at least, however long reading and generating took."""
@@ -235,11 +235,12 @@ class Stages:
         if budget.tokens is not None:
             return replace(settings, tokens=budget.tokens)
         assert budget.seconds is not None
-        left = max(budget.seconds - self.clock.seconds, LEAST_TRAINING * budget.seconds)
-        if left > budget.seconds - self.clock.seconds:
+        spent, least = self.clock.seconds, LEAST_TRAINING * budget.seconds
+        left = max(budget.seconds - spent, least)
+        if left == least:
             self.show.say(
-                f"reading and generating took {self.clock.seconds / 60:.1f} of {budget.seconds / 60:g} min; "
-                f"training takes {left / 60:.1f} more, since less would not be worth it"
+                f"reading and generating took {spent / 60:.1f} of {budget.seconds / 60:g} min; training takes "
+                f"{left / 60:.1f} more, since less would not be worth it"
             )
         return replace(settings, minutes=left / 60)
 

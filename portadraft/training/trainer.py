@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from portadraft.backends.torch.ops import TorchOps
 from portadraft.core.recurrent import RecurrentConfig
 from portadraft.core.types import BeamShape
 from portadraft.errors import InvalidArgument
 from portadraft.training.bill import peak_bytes
 from portadraft.training.config import FitConfig
 from portadraft.training.distributed import Processes
+from portadraft.training.evaluation import Figures, replayed
 from portadraft.training.features import Features
 from portadraft.training.initial import column_scales, initial
 from portadraft.training.loss import DropoutOps, Tally, distil
@@ -29,7 +29,11 @@ from portadraft.training.order import Batch, Jobs, Order, seed_for
 from portadraft.training.plan import Plan, planned
 from portadraft.training.resume import load_state, save_state
 from portadraft.training.steps import Guard, averaged_gradients
-from portadraft.tuner.replay import Recording, replay
+from portadraft.tuner.replay import Recording
+
+TRAINED = 0.75
+"""With about what probability a position goes on to its next step once the drafter has learned. At first that is far
+less, and an update takes half as long: the speed is measured as it will be."""
 
 Params = dict[str, Tensor]
 Report = Callable[[dict[str, Any]], None]
@@ -136,9 +140,13 @@ class Trainer:
 
     # one batch
 
-    def gradients(self, batch: Batch) -> tuple[Params, Tally, int]:
-        """Of the mean loss over this process's share of a batch, with the number of positions in it."""
+    def gradients(self, batch: Batch, floor: float = 0.0) -> tuple[Params, Tally, int]:
+        """Of the mean loss over this process's share of a batch, with the number of positions in it.
+
+        floor: the least probability with which a position goes on to its next step.
+        """
         settings = self.settings
+        loss = replace(settings.loss, floor=max(settings.loss.floor, floor))
         seed = seed_for(settings.seed, batch.number, self.processes.rank)
         torch.manual_seed(seed)
         self.generator.manual_seed(seed)
@@ -157,7 +165,7 @@ class Trainer:
                 self.dtype,
                 settings.loss.temperature,
             )
-            tally = distil(self.ops, live | self.frozen, self.config, self.table, block, settings.loss, self.generator)
+            tally = distil(self.ops, live | self.frozen, self.config, self.table, block, loss, self.generator)
         grads = {k: torch.zeros_like(v) if v.grad is None else v.grad.float() for k, v in live.items()}
         return {k: g.reshape(self.masters[k].shape) for k, g in grads.items()}, tally, positions
 
@@ -242,7 +250,9 @@ class Trainer:
         seconds = None if settings.minutes is None else settings.minutes * 60
         per_update = per_evaluation = 0.0
         if seconds is not None:
+            began = time.monotonic()
             per_update, per_evaluation = self.pilot(seconds)
+            seconds -= time.monotonic() - began
         plan = planned(
             order.per_epoch, settings.epochs, order.positions_per_epoch, settings.tokens,
             seconds, per_update, per_evaluation, settings.evaluations,
@@ -255,7 +265,7 @@ class Trainer:
         number, wanted = 0, 3
         while number < wanted:
             began = time.monotonic()
-            grads, tally, positions = self.gradients(self.order[number])
+            grads, tally, positions = self.gradients(self.order[number], TRAINED)
             mean = averaged_gradients(self.processes, grads, sum(tally.rows), positions)
             trial = Optimizer({k: v.clone() for k, v in self.masters.items()}, self.settings.optimizer, 0.0, 0.0)
             trial.step(mean.grads, 1.0)
@@ -270,37 +280,30 @@ class Trainer:
 
     # evaluation and state
 
-    def measure(self) -> tuple[dict[str, float], dict[str, float], float]:
-        """Tokens per step and nodes by shape, and the first shape's exact tokens per step, over all processes."""
-        p = {k: v.to(self.dtype) for k, v in self.averaged.items()} | self.frozen
-        native = torch.from_numpy(self.vocabulary).to(self.device)
-        results = replay(
-            TorchOps(self.device), self.config, p, self.table, self.held_out, self.shapes, native,
-            dtype=self.settings.dtype,
+    def measure(self) -> Figures:
+        """Of the averaged parameters, over all processes."""
+        params = {k: v.to(self.dtype) for k, v in self.averaged.items()} | self.frozen
+        return replayed(
+            self.processes, self.config, params, self.table, self.held_out, self.shapes, self.vocabulary,
+            self.settings.dtype,
         )  # fmt: skip
-        sums = [[r.steps, sum(map(sum, r.accepted)), r.nodes * r.steps] for r in results]
-        # float32 holds the counts exactly up to 16 million
-        total = self.processes.add(torch.tensor(sums, device=self.device)).tolist()
-        value = {shape_name(r.shape): 1 + a / max(s, 1) for r, (s, a, _) in zip(results, total, strict=True)}
-        nodes = {shape_name(r.shape): round(n / max(s, 1), 2) for r, (s, _, n) in zip(results, total, strict=True)}
-        return {k: round(v, 4) for k, v in value.items()}, nodes, next(iter(value.values()))
 
     def evaluate(self) -> None:
         """Replay the averaged parameters, and keep them if they are the best."""
         at = self.at
-        figures, nodes, score = self.measure()
+        figures = self.measure()
         entry = {
             "minutes": round((time.monotonic() - self.clock) / 60, 2), "updates": at.updates,
-            "positions": at.positions, "tokens_per_step": figures, "nodes": nodes,
+            "positions": at.positions, "tokens_per_step": figures.tokens_per_step, "nodes": figures.nodes,
             "loss": round(self.window.mean_loss(), 4) if self.window.rows else None,
         }  # fmt: skip
         at.history.append(entry)
         if self.report:
             self.report(entry | {"evaluation": True})
         at.stale += 1
-        if score > at.score:
+        if figures.score > at.score:
             self.best = {k: v.clone() for k, v in self.averaged.items()}
-            at.score, at.stale = score, 0
+            at.score, at.stale = figures.score, 0
             if self.save:
                 self.save(self.best, entry)
 
@@ -330,8 +333,3 @@ class Trainer:
             self.best, at.score, at.history, at.updates, at.positions, at.rows, at.skipped_updates, at.skipped,
             Plan(**at.plan or {}).updates, at.seconds, at.peak_bytes, at.ended,
         )  # fmt: skip
-
-
-def shape_name(shape: BeamShape) -> str:
-    """How a shape is written in reports: 4x4, or 4x4/8 under a node budget."""
-    return f"{shape.width}x{shape.length}" + (f"/{shape.nodes}" if shape.nodes else "")
