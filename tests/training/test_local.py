@@ -82,9 +82,7 @@ def test_blocks_read_labels_and_distributions_of_each_step() -> None:
     """Root, labels and distributions of a position, against the model's own logits."""
     model = FAMILIES["llama"]().eval()
     rng = np.random.default_rng(2)
-    documents = [
-        Document(rng.integers(3, VOCABULARY, n).tolist(), start, 0, "text") for n, start in ((12, 0), (9, 4))
-    ]
+    documents = [Document(rng.integers(3, VOCABULARY, n).tolist(), start, 0, "text") for n, start in ((12, 0), (9, 4))]
     continuer = Continuer(model, STEPS, ())
     branches, bits = record_local(continuer, documents, [[0], [1]])
     sizes = [len(branches_of(d)) for d in documents]
