@@ -261,7 +261,7 @@ def one_model(run: Run, shape: Shape, speed: float) -> dict[str, Any]:
     plain_ms = out["passes"][0]["latency_ms"]
     limit_ms = traffic(model, length, target.facts.cache_bytes_per_token) / speed * 1000
     out["plain"] = {"latency_ms": plain_ms, "limit_ms": limit_ms, "share_of_bandwidth": limit_ms / plain_ms}
-    if target.ops.graphs is not None:
+    if run.device.type == "cuda":
         out["plain"]["without_graphs_ms"] = passes(run, TorchTarget(model, graphs=None), 1, (1,))[0]["latency_ms"]
     out["kernels"] = kernels(run, target)
     out["steps"] = steps(run, target, 1, STEPS[:2] if run.toy else STEPS, 24 if run.toy else 64)

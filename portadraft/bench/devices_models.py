@@ -95,7 +95,7 @@ def traffic(model: Any, context: int, cache_bytes_per_token: int) -> int:
 
 def drafter_for(target: TorchTarget) -> ReDrafter:
     """A ReDrafter of random weights with two residual blocks of the hidden size and the target's own head."""
-    facts, device = target.facts, target.ops.torch_device
+    facts, device = target.facts, target.embeddings().device
     config = RecurrentConfig(
         hidden_size=facts.hidden_size,
         embedding_size=int(target.embeddings().shape[1]),

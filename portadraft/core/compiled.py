@@ -29,7 +29,8 @@ def pack_compiled(ops: Ops, roots: Array, beam: Beam, nodes: int | None = None) 
         return packed.tokens, packed.parents, packed.depths, packed.mask, packed.sizes
 
     run = _compiled(ops, ("pack", nodes, most), pack)
-    return PackedBeam(*run(roots, beam.tokens, beam.lengths, beam.scores), beam.tokens.shape[2])
+    tokens, parents, depths, mask, sizes = run(roots, beam.tokens, beam.lengths, beam.scores)
+    return PackedBeam(tokens, parents, depths, mask, sizes, beam.tokens.shape[2])
 
 
 def accept_compiled(

@@ -26,6 +26,7 @@ from portadraft.core.admission import (
     check_row,
     check_truncate,
 )
+from portadraft.core.ops import Ops
 from portadraft.core.target import Known, RowState, TargetFacts
 from portadraft.core.types import PackedBeam, Verdict, Verified
 from portadraft.errors import InvalidArgument, UnsupportedModel
@@ -66,10 +67,10 @@ class TorchTarget:
         self.model = model
         if model.training:
             raise InvalidArgument("model.training=True: expected evaluation mode; call model.eval() first")
-        self.ops = TorchOps(model.device)
-        self._device = self.ops.torch_device
-        self._graphs = default_graphs(self._device) if graphs == "auto" else graphs
-        self.ops.graphs = self._graphs
+        ops = TorchOps(model.device)
+        self.ops: Ops = ops
+        self._device = ops.torch_device
+        self._graphs = ops.graphs = default_graphs(self._device) if graphs == "auto" else graphs
         try:
             self._forward = Forward(model, strict=strict)
         except UnsupportedModel as error:
