@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -372,6 +373,25 @@ def test_groups_need_every_process(tmp_path: Path) -> None:
     Groups(tmp_path, "answers", (0, 2)).add(0, [1])
     with pytest.raises(CorruptFile, match="group 1 of 'answers' is missing"):
         Groups(tmp_path, "answers").all(2)
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = build(tmp_path / "whole", data=[data])
+    sync, left = os.fsync, [2]
+
+    def full(handle: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pieces.os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            build(tmp_path / "c", data=[data])
+    assert not [p for p in (tmp_path / "c").iterdir() if p.name.startswith(".")]
+    assert build(tmp_path / "c", data=[data]).facts == whole.facts
+    assert content(tmp_path / "c") == content(tmp_path / "whole")
 
 
 # datasets of the hub
