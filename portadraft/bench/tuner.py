@@ -24,10 +24,13 @@ from portadraft.core.types import BeamShape
 from portadraft.errors import InvalidArgument
 from portadraft.tuner.predict import Prediction
 from portadraft.tuner.run import DrafterResult, TuneConfig, Tuner, shape_name
-from portadraft.tuner.search import Result, Search
+from portadraft.tuner.search import Measured, Result, Search
 
 TEN = 10
 HOPELESS, PROMISING = 0.5, 0.8
+_NEIGHBOURS = 4
+_STRIDE = 7
+"""Between the prompts of two rounds, so that they are of different kinds."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ def exhaustive(
     """Speedup of every shape over plain decoding: replayed acceptance × step cost, in turns with plain steps."""
     shapes = prediction.distinct()
     shapes = [s for s in shapes if prediction.of(s) >= HOPELESS * prediction.of(shapes[0])]
-    out: dict[BeamShape, list[float]] = {s: [] for s in shapes}
+    turns_taken: list[Measured] = []
     with tune.machine(one.drafter, batch) as machine:
         search = Search(machine, prediction, 0.0)
         for turn in range(turns):
@@ -141,13 +144,23 @@ def exhaustive(
                 group = shapes[i : i + 5]
                 # Those that may be best deserve more steps.
                 search.turn = 4 if prediction.of(group[0]) > PROMISING * prediction.of(shapes[0]) else 2
-                done, _ = search.one_round(group, "search")
-                for m in done:
-                    if m.shape is not None:
-                        out[m.shape].append(m.ratio)
+                turns_taken += search.one_round(group, "search")[0]
                 say(f"every shape, turn {turn + 1}: {i} of {len(shapes)}")
-    plain = prediction.plain_tokens_per_s
-    return {s: prediction.of(s) / plain * math.exp(-statistics.median(r)) for s, r in out.items() if r}
+    return speedups(turns_taken, prediction)
+
+
+def speedups(turns_taken: Sequence[Measured], prediction: Prediction) -> dict[BeamShape, float]:
+    """Of every shape over plain decoding, which is taken over a few neighbouring rounds: a single round's few plain
+    steps would decide between hundreds of shapes by their luck.
+    """
+    plain = {m.round: math.log(m.plain_ms / prediction.costs.plain_ms) for m in turns_taken if m.shape is None}
+    out: dict[BeamShape, list[float]] = {}
+    for m in turns_taken:
+        if m.shape is not None:
+            near = [v for n, v in plain.items() if abs(n - m.round) <= _NEIGHBOURS]
+            out.setdefault(m.shape, []).append(m.ratio + plain[m.round] - statistics.median(near))
+    rate = prediction.plain_tokens_per_s
+    return {s: prediction.of(s) / rate * math.exp(-statistics.median(r)) for s, r in out.items()}
 
 
 def spread(prediction: Prediction, count: int) -> list[BeamShape]:
@@ -174,7 +187,7 @@ def decode_rounds(
     """
     out: dict[BeamShape | None, list[Decoded]] = {s: [] for s in shapes}
     for n in range(rounds):
-        first = (n * batch) % len(tune.ids)
+        first = (n * batch * _STRIDE) % len(tune.ids)
         ids = [tune.ids[(first + i) % len(tune.ids)] for i in range(batch)]
         for shape in shapes if n % 2 == 0 else reversed(shapes):
             if time.monotonic() > end and n >= 2:

@@ -269,6 +269,9 @@ class Search:
         corrected = None
         if shapes and self.measured:
             corrected = np.full(self.prediction.table.grid.size, np.nan)
+            for shape in self.prediction.distinct():  # what the search did not look at keeps its prediction
+                rate_there = self.prediction.of(shape) / self.prediction.plain_tokens_per_s * plain
+                corrected[self.prediction.table.grid.index(shape)] = rate_there
             mean, _ = self._posterior(shapes)
             for shape, value in zip(shapes, mean, strict=True):
                 corrected[self.prediction.table.grid.index(shape)] = plain * math.exp(value)
