@@ -61,6 +61,18 @@ def packed(
 
 @app.command()
 @guarded
+def sampling(
+    model: Model = DEFAULT_MODEL, dtype: Dtype = "auto", repeats: Repeats = 30, threads: Threads = None
+) -> None:
+    """What choosing tokens costs, against a plain step."""
+    from portadraft.bench.sampling import sampling_costs
+
+    _threads(threads)
+    _print(sampling_costs(model, dtype=dtype, repeats=repeats), "kinds")
+
+
+@app.command()
+@guarded
 def oracle(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "float32",

@@ -80,15 +80,18 @@ def _show(report: Report) -> None:
         f"{facts['verify']}, {facts['dtype']} on {facts['device']}; drafter {facts['drafter']}, shape {shape}"
     )
     console.print(f"{report.tokens} tokens compared with plain decoding: {report.ties} ties, {report.bugs} bugs")
-    table = Table("prompt", "temperature", "token", "plain", "drafted", "gap, plain pass", "gap, drafted", "difference",
-                  "allowed", "")  # fmt: skip
+    table = Table("prompt", "temp.", "token", "plain, drafted", "gap in either pass", "differ by", "")
     for name, sampling, found in report.comparisons:
         for d in found.divergences:
             table.add_row(
-                name, f"{sampling.temperature:g}", str(d.position), str(d.plain), str(d.drafted), f"{d.gap:+.4f}",
-                f"{d.drafted_gap:+.4f}", f"{d.difference:.1e}", f"{d.allowed:.1e}",
+                name,
+                f"{sampling.temperature:g}",
+                str(d.position),
+                f"{d.plain}, {d.drafted}",
+                f"{d.gap:+.3f}, {d.drafted_gap:+.3f}",
+                f"{d.difference:.3g} of {d.allowed:.2g}",
                 d.verdict if d.verdict == "tie" else f"[red]bug[/red]: {d.reason}",
-            )  # fmt: skip
+            )
     if table.rows:
         console.print(table)
     for s in report.samples:

@@ -10,6 +10,9 @@ from portadraft.core.ops import Ops
 from portadraft.core.sampling import Sampling
 from portadraft.core.types import Array
 
+_COLD = 0.01
+"""The temperature below which quotients of logits lose too much of float32."""
+
 
 def probabilities(ops: Ops, logits: Array, sampling: Sampling) -> Array:
     """What a token is drawn from, 0 for dropped tokens: (B, V) float32, not normalised after a filter.
@@ -17,8 +20,8 @@ def probabilities(ops: Ops, logits: Array, sampling: Sampling) -> Array:
     logits: (B, V); sampling.temperature above 0.
     """
     x = ops.cast(logits, "float32")
-    # The maximum goes first: at a low temperature the quotients would overflow.
-    x = x - ops.max(x, axis=1)[:, None]
+    if sampling.temperature < _COLD:
+        x = x - ops.max(x, axis=1)[:, None]  # exact, and small where it matters
     if sampling.temperature != 1:
         x = x / sampling.temperature
     p = ops.softmax(x, axis=1)
