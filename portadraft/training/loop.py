@@ -80,6 +80,8 @@ def fit(
             run.at.plan = asdict(run.make_plan())
             if start is not None and held_out:
                 run.evaluate()  # what it starts from counts: training may not better it
+            if state is not None and main:
+                run.write(state)  # a plan that came from the clock is made once
         saved = time.monotonic()
         while not run.at.ended:
             evaluated = run.advance()

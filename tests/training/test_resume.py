@@ -135,9 +135,15 @@ def test_the_callers_random_numbers_are_left_alone(world: World) -> None:
 def test_a_time_budget_is_measured_once(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of updates comes from the clock, but only before the first; it is kept in the state."""
     path = tmp_path / "state"
-    timed = {"minutes": 0.01, "epochs": None, "save_seconds": 0.0}
+    timed = {"minutes": 1.0, "epochs": None, "save_seconds": 0.0}
     with monkeypatch.context() as patch:
-        real = trainer.Trainer.advance
+        real, pilot = trainer.Trainer.advance, trainer.Trainer.pilot
+
+        def slow(self: Any, seconds: float) -> tuple[float, float]:
+            assert min(pilot(self, seconds / 30)) > 0
+            return 1.5, 0.5  # whatever was measured: as if updates took so long
+
+        patch.setattr(trainer.Trainer, "pilot", slow)
 
         def advance(self: Any) -> bool:
             if self.at.number == 6:
