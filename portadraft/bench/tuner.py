@@ -27,19 +27,23 @@ from portadraft.tuner.run import DrafterResult, TuneConfig, Tuner, shape_name
 from portadraft.tuner.search import Measured, Result, Search
 
 TEN = 10
-HOPELESS, PROMISING = 0.5, 0.8
+HOPELESS, PROMISING = 0.7, 0.85
 _NEIGHBOURS = 4
+_TOGETHER = 3
 _STRIDE = 7
 """Between the prompts of two rounds, so that they are of different kinds."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Whole answers of one round. first: the number of the first prompt. tokens_per_s: over all rows."""
+    """Whole answers of one round. first: the number of the first prompt. tokens_per_s: over all rows. plain_ms: a step
+    of plain decoding of the same prompts, decoded just before and just after.
+    """
 
     tokens_per_s: float
     step_ms: float
     first: int
+    plain_ms: float
 
 
 def tuner_bench(
@@ -61,7 +65,7 @@ def tuner_bench(
     """Tune one batch size, then find out what was best. The acceptance table is made first where there is none.
 
     rounds: of whole decoding, the first half of which selects among the ten best and the rest scores. turns: of every
-    shape of the grid (0: no truth, predictions only); shapes that are predicted to be less than half as fast as the
+    shape of the grid (0: no truth, predictions only); shapes that are predicted to be slower than 0.7 of the
     best are left out. cells: shapes, spread over the grid, whose prediction is compared with whole decoding (0: none).
     tokens: of each answer. seconds: after which no further turn or round begins. config: prompts, grid and so on.
     plot: a folder for the heat map and the cost curve.
@@ -113,7 +117,7 @@ def tuner_bench(
         if result.shape not in confirm:
             confirm.append(result.shape)
     spread_out = spread(result.prediction, cells)
-    everything = [*confirm, *(s for s in spread_out if s not in confirm)]
+    everything: list[BeamShape | None] = [*confirm, *(s for s in spread_out if s not in confirm)]
     done = decode_rounds(tune, one, everything, batch, rounds, tokens, end, say)
     if turns:
         report |= _confirmed(done, confirm, result)
@@ -181,19 +185,27 @@ def decode_rounds(
     end: float,
     say: Callable[[str], None],
 ) -> dict[BeamShape | None, list[Decoded]]:
-    """Whole answers of the loop, all shapes in turns.
+    """Whole answers of the loop, all shapes in turns, plain decoding among every few of them: machines drift.
 
     The prompts of a round are the same for all shapes, and every round has others.
     """
-    out: dict[BeamShape | None, list[Decoded]] = {s: [] for s in shapes}
+    out: dict[BeamShape | None, list[Decoded]] = {s: [] for s in (None, *shapes)}
+    drafted = [s for s in shapes if s is not None]
     for n in range(rounds):
         first = (n * batch * _STRIDE) % len(tune.ids)
         ids = [tune.ids[(first + i) % len(tune.ids)] for i in range(batch)]
-        for shape in shapes if n % 2 == 0 else reversed(shapes):
+        order = drafted if n % 2 == 0 else drafted[::-1]
+        before = decode_once(tune, one, ids, None, tokens)
+        for i in range(0, max(len(order), 1), _TOGETHER):
             if time.monotonic() > end and n >= 2:
                 return out
-            rate, step_ms = decode_once(tune, one, ids, shape, tokens)
-            out[shape].append(Decoded(rate, step_ms, first))
+            group = [(s, *decode_once(tune, one, ids, s, tokens)) for s in order[i : i + _TOGETHER]]
+            after = decode_once(tune, one, ids, None, tokens)
+            plain_ms = (before[1] + after[1]) / 2
+            out[None].append(Decoded(after[0], after[1], first, plain_ms))
+            for shape, rate, step_ms in group:
+                out[shape].append(Decoded(rate, step_ms, first, plain_ms))
+            before = after
         say(f"whole answers, round {n + 1} of {rounds}")
     return out
 
@@ -228,18 +240,27 @@ def _confirmed(
     Speeds are those of the decoded steps at the acceptance of all recorded answers: a few answers would decide between
     shapes by their luck. As they were decoded is reported beside it.
     """
-    rounds = min(len(v) for v in done.values())
+    drafted = [s for s in confirm if s is not None]
+    rounds = min(len(done[s]) for s in drafted)
     half = rounds // 2
     grid, means = result.prediction.table.grid, result.prediction.tokens_per_step
 
     def speed(shape: BeamShape | None, part: slice) -> float:
-        gain = 1.0 if shape is None else float(means[grid.index(shape)])
-        pairs = zip(done[shape][part], done[None][part], strict=False)
-        return gain * statistics.geometric_mean([p.step_ms / d.step_ms for d, p in pairs])
+        if shape is None:
+            return 1.0
+        return float(means[grid.index(shape)]) * math.exp(
+            statistics.fmean(math.log(d.plain_ms / d.step_ms) for d in done[shape][part])
+        )
 
     def raw(shape: BeamShape | None) -> float:
-        pairs = zip(done[shape], done[None], strict=False)
-        return statistics.geometric_mean([d.tokens_per_s / p.tokens_per_s for d, p in pairs])
+        if shape is None:
+            return 1.0
+        batch = result.batch
+        return statistics.geometric_mean([d.tokens_per_s * d.plain_ms / 1000 / batch for d in done[shape]])
+
+    def deviation(shape: BeamShape) -> float:
+        logs = [math.log(d.plain_ms / d.step_ms) for d in done[shape]]
+        return statistics.stdev(logs) if len(logs) > 1 else 0.0
 
     best = max(confirm, key=lambda s: speed(s, slice(0, half)))
     scored = slice(half, rounds)
@@ -251,6 +272,7 @@ def _confirmed(
         "chosen_of_best": round(speed(result.shape, scored) / speed(best, scored), 4),
         "chosen_speedup_as_decoded": round(raw(result.shape), 4),
         "best_speedup_as_decoded": round(raw(best), 4),
+        "deviation_of_a_round": round(statistics.median(deviation(s) for s in drafted), 4),
         "confirmed": {shape_name(s): round(speed(s, scored), 4) for s in confirm},
     }
 
