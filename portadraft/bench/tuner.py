@@ -22,7 +22,9 @@ from portadraft.core.decode import Decoder
 from portadraft.core.requests import Request
 from portadraft.core.types import BeamShape
 from portadraft.errors import InvalidArgument
-from portadraft.tuner.predict import Prediction
+from portadraft.tuner.acceptance import AcceptanceTable, make_table
+from portadraft.tuner.predict import Prediction, predict
+from portadraft.tuner.recordings import record
 from portadraft.tuner.run import DrafterResult, TuneConfig, Tuner, shape_name
 from portadraft.tuner.search import Measured, Result, Search
 
@@ -122,7 +124,8 @@ def tuner_bench(
     if turns:
         report |= _confirmed(done, confirm, result)
     if cells:
-        report |= _predictions(tune, one, result, done, spread_out, batch)
+        table = replayed(tune, one, batch, rounds, tokens)
+        report |= _predictions(table, result, done, spread_out)
     return report
 
 
@@ -277,32 +280,53 @@ def _confirmed(
     }
 
 
+def replayed(tune: Tuner, one: DrafterResult, batch: int, rounds: int, tokens: int) -> AcceptanceTable:
+    """Acceptance over exactly the answers that the rounds decode: an answer's beginning accepts less than its whole."""
+    numbers = [(n * batch * _STRIDE + i) % len(tune.ids) for n in range(rounds) for i in range(batch)]
+    config, facts = tune.config, tune.target.facts
+    recordings = record(tune.target, [tune.ids[i] for i in numbers], max_tokens=tokens, temperature=config.temperature)
+    origin = replace(one.table.origin, prompts="")
+    return make_table(tune.target.ops, one.drafter, recordings, origin, one.table.grid, dtype=facts.dtype)
+
+
 def _predictions(
-    tune: Tuner,
-    one: DrafterResult,
+    table: AcceptanceTable,
     result: Result,
     done: dict[BeamShape | None, list[Decoded]],
     shapes: Sequence[BeamShape],
-    batch: int,
 ) -> dict[str, Any]:
-    """Predicted (acceptance of the same prompts × cost of the parts) against measured tokens per second."""
-    table = one.table
-    prediction = result.prediction
+    """Predicted (replayed acceptance of the same answers × cost of the parts) against measured tokens per second.
+
+    As it stands, and with the machine's drift taken out: the prediction scaled by plain decoding then and now.
+    """
+    costs = result.prediction.costs
+    prediction = predict(table, costs)
     lines: list[dict[str, Any]] = []
     for shape in shapes:
         measured = statistics.geometric_mean([d.tokens_per_s for d in done[shape]])
-        rows = [(d.first + i) % len(tune.ids) for d in done[shape] for i in range(batch)]
-        index = table.grid.index(shape)
-        per_step = float(table.tokens_per_step(np.array(rows))[index])
-        predicted = batch * 1000 * per_step / float(prediction.step_ms[index])
-        lines.append({"shape": shape_name(shape), "predicted": round(predicted, 2), "measured": round(measured, 2)})
-    errors = [abs(line["predicted"] / line["measured"] - 1) for line in lines]
+        drift = costs.plain_ms / statistics.geometric_mean([d.plain_ms for d in done[shape]])
+        predicted = prediction.of(shape)
+        lines.append(
+            {
+                "shape": shape_name(shape),
+                "predicted": round(predicted, 2),
+                "without_drift": round(predicted * drift, 2),
+                "measured": round(measured, 2),
+            }
+        )
+
+    def error(name: str) -> float:
+        return round(statistics.median(abs(line[name] / line["measured"] - 1) for line in lines), 4)
+
+    def correlation(name: str) -> float:
+        return round(rank_correlation([x[name] for x in lines], [x["measured"] for x in lines]), 4)
+
     return {
         "cells": len(lines),
-        "median_error": round(statistics.median(errors), 4),
-        "rank_correlation": round(
-            rank_correlation([float(x["predicted"]) for x in lines], [float(x["measured"]) for x in lines]), 4
-        ),
+        "median_error": error("predicted"),
+        "rank_correlation": correlation("predicted"),
+        "median_error_without_drift": error("without_drift"),
+        "rank_correlation_without_drift": correlation("without_drift"),
         "predictions": lines,
     }
 
