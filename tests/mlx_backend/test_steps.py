@@ -21,7 +21,7 @@ from portadraft.core.requests import Request
 from portadraft.core.types import BeamShape
 from portadraft.drafters import OracleDrafter, PromptLookup, Together
 from portadraft.testing import Tree, pack_tree, random_redrafter, verdict_for
-from tests.mlx_backend import tiny
+from tests.mlx_backend import packed, tiny
 
 pytestmark = pytest.mark.mlx
 
@@ -148,6 +148,25 @@ def test_the_device_starts_before_the_pass_is_built(target: MlxTarget, monkeypat
     target.commit(*verdict_for(target.ops, beam, [TREE.path(5)]))
     assert events == ["verify", "device", "_run", "device", "commit", "device"]
     target.release(0)
+
+
+def test_the_device_runs_layers_while_others_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each layer here; the passes are right, and nothing begins while a target is only probed."""
+    monkeypatch.setattr("portadraft.backends.mlx.cache.LAYERS_AHEAD", 1)
+    begun: list[int] = []
+    begin: Any = mx.async_eval
+    monkeypatch.setattr(mx, "async_eval", lambda *arrays: (begun.append(len(arrays)), begin(*arrays))[1])
+    model = tiny.build("gemma3_text")
+    target = MlxTarget(model)
+    texts = [list(PROMPTS[0]), list(PROMPTS[1])]
+    target.admit(texts)
+    assert not begun
+    beam = pack_tree(target.ops, [TREE, TREE])
+    target.verify(beam)
+    assert begun == [3, *[1] * (len(target.cache.layers) - 1), 2]
+    target.commit(*verdict_for(target.ops, beam, [TREE.path(5), TREE.path(3)]))
+    texts = [t + [TREE.tokens[s] for s in TREE.path(n)] for t, n in zip(texts, (5, 3), strict=True)]
+    assert packed.worst(model, target, beam, [TREE, TREE], texts) < 1e-4
 
 
 def _commit_costs(context: int) -> tuple[float, int, int]:

@@ -24,6 +24,8 @@ Array = Any
 
 STEP = 256
 """Buffers grow by multiples of this many slots."""
+LAYERS_AHEAD = 4
+"""So many layers of a pass are built before the device begins with them."""
 
 
 class LayerCache:
@@ -39,6 +41,8 @@ class LayerCache:
         # Named as mlx-lm's: some models reach for them.
         self.keys: Any = None
         self.values: Any = None
+        self.begins = False
+        """Whether the device begins with what was built so far when this layer is reached."""
         self._seen: tuple[Array, Array] | None = None
         self._fresh: tuple[Array, Array] | None = None
         self.rows = self.capacity = 0
@@ -66,6 +70,9 @@ class LayerCache:
             raise UnsupportedModel(
                 f"a layer stores keys of shape {tuple(keys.shape)}, expected (rows, heads, slots, size)"
             )
+        if self.begins and running.runs:
+            begin: Any = mx.async_eval
+            begin(keys)
         self._ensure_buffers(keys, values)
         rows = slice(running.first, running.first + running.rows)
         end = running.past + running.slots
@@ -164,6 +171,8 @@ class RowCache:
         self.rows = self.capacity = 0
         if not self.layers:
             raise UnsupportedModel("it keeps no keys and values")
+        for layer in self.layers[LAYERS_AHEAD::LAYERS_AHEAD]:
+            layer.begins = True
 
     def _face(self, cache: Any, known: dict[int, Any]) -> Any:
         if cache is None:

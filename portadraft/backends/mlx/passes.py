@@ -16,7 +16,8 @@ class Pass:
     first, rows: the rows it runs, first … first + rows - 1. past: the slot that it writes first.
     lengths: the committed tokens of its rows, before it. slots: N. depths: (B, N) int32 and
     tree: (B, N, N) bool for a packed beam; None for a causal chunk, where `past` is every row's length.
-    extra_axis: masks have five axes, for attention that keeps the groups of heads apart.
+    extra_axis: masks have five axes, for attention that keeps the groups of heads apart. runs: the
+    device may begin with its first layers while the host builds the rest.
     """
 
     def __init__(
@@ -27,12 +28,14 @@ class Pass:
         depths: Array | None = None,
         tree: Array | None = None,
         extra_axis: bool = False,
+        runs: bool = False,
     ) -> None:
         self.first, self.rows = first, len(lengths)
         self.lengths = list(lengths)
         self.past = max(lengths)
         self.slots = slots
         self.extra_axis = extra_axis
+        self.runs = runs
         self.tree = tree
         self.even = min(lengths) == self.past
         # A chunk, or a plain step of rows of one length, is what the stock model computes itself.

@@ -223,7 +223,7 @@ class MlxTarget:
         self.cache.drop_pass()
         # A commit may write as many slots behind the longest row as the path has.
         self.cache.reserve(rows, max(lengths) + slots + depth + 1)
-        running = Pass(0, lengths, slots, packed.depths, packed.mask, self._extra_axis)
+        running = Pass(0, lengths, slots, packed.depths, packed.mask, self._extra_axis, runs=True)
         verified = self._pass(running, packed.tokens)
         # And runs the pass while the host goes on to accept.
         _start(verified.logits, verified.hidden)
