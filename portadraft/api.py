@@ -27,6 +27,7 @@ from portadraft.turns import Turn
 if TYPE_CHECKING:
     from portadraft.conversation import Chat
     from portadraft.profiles.book import Book
+    from portadraft.profiles.governor import Evidence
     from portadraft.profiles.schema import Profile
 
 
@@ -105,6 +106,8 @@ class Model:
         self.chosen = dict(chosen)
         self.prefixes = PrefixCache()
         """What `reuse=True` keeps and finds: see `portadraft.prefix.PrefixCache`."""
+        self.evidence: dict[tuple[object, ...], Evidence] = {}
+        """What steps cost and gave in earlier calls, by drafter: see `portadraft.profiles.governor`."""
         self._fingerprint = fingerprint
         self._profiles = profiles
         self._known: dict[str, Selected] = {}

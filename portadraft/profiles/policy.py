@@ -20,6 +20,9 @@ class ShapePolicy(Protocol):
     def widest(self) -> BeamShape | None:
         """The largest shape that `choose` may return, for which the cache is made ready; None: plain only."""
 
+    def said(self) -> str | None:
+        """What came of it so far, for stats; None where that is nothing but what was proposed."""
+
 
 @dataclass(frozen=True)
 class FixedShape:
@@ -34,3 +37,6 @@ class FixedShape:
 
     def widest(self) -> BeamShape | None:
         return self.shape
+
+    def said(self) -> str | None:
+        return None
