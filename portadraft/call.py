@@ -259,6 +259,9 @@ def policy_for(
     Raises: InvalidArgument for a shape outside what is allowed.
     """
     base, reason = default_shape(selected.name, model.target.ops.device)
+    chain = options.acceptance == "rejection"
+    if chain:
+        base, reason = BeamShape(1, 4), "default for rejection, which holds for one chain: 4 tokens"
     shape = base
     explicit = not (options.width is None and options.length is None and options.nodes is None)
     if explicit:
@@ -271,7 +274,7 @@ def policy_for(
         reason = "asked for"
     if selected.drafter is None:
         return FixedShape(None), {}
-    if not explicit:
+    if not explicit and not chain:
         temperature = options.sampling.temperature
         policy, found = model.profiles.policy(selected, rows, temperature=temperature, context=context)
         if policy is not None:
@@ -282,8 +285,8 @@ def policy_for(
         reason = f"{reason}; {found.reason}"
     text = f"{shape.width}x{shape.length}" + (f", {shape.nodes} slots" if shape.nodes else "")
     fixed = FixedShape(shape)
-    # A shape that was asked for is what the caller wants to run, whatever it costs.
-    return fixed if explicit else _governed(model, selected, options, fixed), {"shape": Choice(text, reason)}
+    # A shape that was asked for, or a rule for comparison, is what the caller wants to run, whatever it costs.
+    return fixed if explicit or chain else _governed(model, selected, options, fixed), {"shape": Choice(text, reason)}
 
 
 def _governed(

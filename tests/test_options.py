@@ -86,6 +86,20 @@ def test_the_models_own_sampling_on_request_only(model: Model, monkeypatch: pyte
     )
 
 
+def test_rejection_drafts_one_chain_unless_told_otherwise(model: Model, drafter: Path) -> None:
+    options: dict[str, Any] = {"max_tokens": 12, "temperature": 1.0, "drafter": drafter, "end_tokens": []}
+    default = model.generate(PROMPT, acceptance="rejection", **options)
+    assert default.stats.chosen["shape"].value == "1x4"
+    assert "rejection" in default.stats.chosen["shape"].reason
+    assert default.stats.plain_steps == 0
+    assert default.ids == model.generate(PROMPT, acceptance="rejection", width=1, length=4, **options).ids
+    shorter = model.generate(PROMPT, acceptance="rejection", length=2, **options)
+    assert shorter.stats.chosen["shape"].value == "1x2" and max(shorter.stats.accepted) <= 2
+    with pytest.raises(InvalidArgument, match="width=2"):
+        model.generate(PROMPT, acceptance="rejection", width=2, **options)
+    assert model.generate(PROMPT, **options).stats.chosen["shape"].value != "1x4"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -105,6 +119,8 @@ def test_the_models_own_sampling_on_request_only(model: Model, monkeypatch: pyte
         ({"logprobs": -1}, "logprobs=-1"),
         ({"logprobs": 10**6}, "logprobs=1000000"),
         ({"end_tokens": "x"}, "end_tokens='x'"),
+        ({"end_tokens": 1.5}, "end_tokens=1.5"),
+        ({"end_tokens": [True]}, r"end_tokens=\[True\]"),
     ],
 )
 def test_bad_options_are_found_before_any_work(
@@ -128,6 +144,8 @@ def test_end_tokens_may_be_named(model: Model) -> None:
     last = next(i for i in range(5, 30) if free.ids[i] not in free.ids[:i])
     got = model.generate(PROMPT, max_tokens=30, end_tokens=free.ids[last])
     assert (got.ids, got.finish_reason) == (free.ids[: last + 1], "end")
+    for same in (iter(got.ids[-1:]), np.asarray(got.ids[-1:]), torch.tensor(got.ids[-1:])):
+        assert model.generate(PROMPT, max_tokens=30, end_tokens=same).ids == got.ids
     assert model.generate(PROMPT, max_tokens=30, end_tokens=[]).ids == free.ids
 
 

@@ -1,29 +1,27 @@
-"""What choosing tokens costs, against the passes whose logits they are chosen from."""
+"""What choosing tokens costs, as a share of the steps whose logits they are chosen from."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from portadraft.api import load
+from portadraft.api import Model, load
 from portadraft.bench.demo import prompts
-from portadraft.core.accept import accept
-from portadraft.core.choice import Chooser, Situation
-from portadraft.core.ops import Ops
-from portadraft.core.penalties import History
+from portadraft.core.decode import Decoder, Request
+from portadraft.core.drafter import Drafter
 from portadraft.core.sampling import Sampling
-from portadraft.core.tree import pack_beam, root_only
-from portadraft.core.types import Array, Beam, PackedBeam
+from portadraft.core.types import BeamShape
+from portadraft.profiles.shape import default_shape
+from portadraft.tuner.measure import interleave
 
 KINDS = {
     "greedy": Sampling(),
     "temperature 0.7": Sampling(0.7),
     "temperature 0.7, top-p 0.9": Sampling(0.7, top_p=0.9),
+    "temperature 0.7, top-p 0.95": Sampling(0.7, top_p=0.95),
     "temperature 1, top-p 0.9": Sampling(1.0, top_p=0.9),
     "temperature 0.7, top-k 50": Sampling(0.7, top_k=50),
     "all filters": Sampling(0.7, top_k=50, top_p=0.9, min_p=0.05),
@@ -31,46 +29,80 @@ KINDS = {
 }
 
 
-def sampling_costs(model: str, *, dtype: str = "auto", length: int = 4, repeats: int = 30) -> dict[str, Any]:
-    """Milliseconds of a walk of `length` + 1 choices, and their share of a plain step, at a real prompt."""
-    loaded = load(model, dtype=dtype, drafter="none")
-    target = loaded.target
-    ops, vocabulary = target.ops, target.facts.vocabulary_size
-    ids = loaded.codec.encode_prompt(prompts()[0]["prompt"])
-    with ops.no_grad():
-        target.admit([ids], reserve=64)
-        try:
-            roots = ops.asarray([ids[-1]])
-            tokens = ops.asarray(np.asarray(ids[-length:], dtype=np.int32)[None, None])
-            scores = ops.asarray(-np.arange(length, dtype=np.float32)[None, None], "float32")
-            packed = pack_beam(ops, roots, Beam(tokens, ops.full((1, 1), length, "int32"), scores))
-            plain_ms = _median_ms(ops, lambda: target.verify(root_only(ops, roots)).logits[0, 0, :1], repeats)
-            logits = target.verify(packed).logits
-        finally:
-            target.release(0)
-        numbers = ops.asarray(np.linspace(0.1, 0.9, length + 1, dtype=np.float32)[None], "float32")
-        rows = []
-        for name, sampling in KINDS.items():
-            chooser = Chooser(ops, sampling, vocabulary)
-            history = History.of(ops, sampling, [(ids, ())], vocabulary)
-            situation = Situation(None if sampling.greedy else numbers, None, history)
-            walk = partial(_walk, ops, packed, logits, chooser, situation)
-            ms = _median_ms(ops, walk, repeats)
-            rows.append({"sampling": name, "walk_ms": round(ms, 3), "of_a_plain_step": f"{ms / plain_ms:.1%}"})
-    facts = {"bench": "sampling", "model": loaded.name, "dtype": target.facts.dtype}
-    return {**facts, "vocabulary": vocabulary, "plain_step_ms": round(plain_ms, 2), "kinds": rows}
+@dataclass(frozen=True)
+class _Steps:
+    """Milliseconds a step: all of it, and the stage that chooses (uniforms, choices, walk, the host's read)."""
+
+    step_ms: float
+    choosing_ms: float
 
 
-def _walk(ops: Ops, packed: PackedBeam, logits: Array, chooser: Chooser, situation: Situation) -> Array:
-    return accept(ops, packed, logits, chooser, situation)[0].tokens
+def sampling_costs(model: str, *, dtype: str = "auto", max_tokens: int = 24, repeats: int = 7) -> dict[str, Any]:
+    """Steps of real decodings at the default shape, and plain ones, one stage after another.
+
+    For each kind of sampling: walk_ms, the L + 1 choices of a drafted step; of_a_drafted_step, their share of
+    that whole step; over_greedy, the share of it that greedy choices would have saved; choice_ms and
+    of_a_plain_step, the same of a plain step and its one choice. Medians over `repeats` rounds, in which the
+    kinds take turns.
+    """
+    loaded = load(model, dtype=dtype)
+    selected = loaded.selected
+    shape, _ = default_shape(selected.name, loaded.target.ops.device)
+    tried: dict[tuple[str, bool], Callable[[], _Steps]] = {}
+    for name, sampling in KINDS.items():
+        for drafted in (True, False):
+            drafter = selected.drafter if drafted else None
+            tried[name, drafted] = partial(_decode, loaded, drafter, shape, sampling, max_tokens)
+    interleave(tried, 1)
+    runs = interleave(tried, repeats)
+    rows = []
+    for name in KINDS:
+        drafted_runs, plain_runs, greedy = runs[name, True], runs[name, False], runs["greedy", True]
+        extra = [(d.choosing_ms - g.choosing_ms) / d.step_ms for d, g in zip(drafted_runs, greedy, strict=True)]
+        rows.append(
+            {
+                "sampling": name,
+                "walk_ms": _median([r.choosing_ms for r in drafted_runs]),
+                "of_a_drafted_step": _share([r.choosing_ms / r.step_ms for r in drafted_runs]),
+                "over_greedy": _share(extra),
+                "choice_ms": _median([r.choosing_ms for r in plain_runs]),
+                "of_a_plain_step": _share([r.choosing_ms / r.step_ms for r in plain_runs]),
+            }
+        )
+    return {
+        "bench": "sampling",
+        "model": loaded.name,
+        "dtype": loaded.target.facts.dtype,
+        "vocabulary": loaded.target.facts.vocabulary_size,
+        "drafter": selected.name,
+        "shape": [shape.width, shape.length, shape.nodes],
+        "drafted_step_ms": _median([r.step_ms for r in runs["greedy", True]]),
+        "plain_step_ms": _median([r.step_ms for r in runs["greedy", False]]),
+        "repeats": repeats,
+        "kinds": rows,
+    }
 
 
-def _median_ms(ops: Ops, run: Callable[[], Array], repeats: int) -> float:
-    """Of a function's result on the host: libraries that compute when asked are asked."""
-    times = []
-    for _ in range(repeats + 3):
-        ops.synchronize()
-        start = time.perf_counter()
-        ops.to_numpy(run())
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[3:]) * 1000
+def _decode(model: Model, drafter: Drafter | None, shape: BeamShape, sampling: Sampling, max_tokens: int) -> _Steps:
+    """An answer of that many tokens, however early it might have ended."""
+    decoder = Decoder(model.target, drafter, None if drafter is None else shape, sampling=sampling, profile=True)
+    assert decoder.times is not None
+    try:
+        ids = model.codec.encode_prompt(prompts()[0]["prompt"])
+        limit = model.target.facts.context_limit or 2**20
+        decoder.admit([Request(tuple(ids[: limit - max_tokens - shape.length - 1]), max_tokens)])
+        decoder.times.seconds.clear()
+        while decoder.live:
+            decoder.step()
+    finally:
+        decoder.close()
+    steps, seconds = max(1, decoder.times.steps), decoder.times.seconds
+    return _Steps(1000 * sum(seconds.values()) / steps, 1000 * seconds.get("accept", 0.0) / steps)
+
+
+def _median(values: list[float]) -> float:
+    return round(statistics.median(values), 3)
+
+
+def _share(values: list[float]) -> str:
+    return f"{statistics.median(values):.1%}"

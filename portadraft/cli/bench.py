@@ -62,13 +62,49 @@ def packed(
 @app.command()
 @guarded
 def sampling(
-    model: Model = DEFAULT_MODEL, dtype: Dtype = "auto", repeats: Repeats = 30, threads: Threads = None
+    model: Model = DEFAULT_MODEL, dtype: Dtype = "auto", repeats: Repeats = 7, threads: Threads = None
 ) -> None:
-    """What choosing tokens costs, against a plain step."""
+    """What choosing tokens costs, as a share of plain and of drafted steps."""
     from portadraft.bench.sampling import sampling_costs
 
     _threads(threads)
     _print(sampling_costs(model, dtype=dtype, repeats=repeats), "kinds")
+
+
+@app.command()
+@guarded
+def temperatures(
+    prompts: Annotated[Path, typer.Argument(help="JSONL with `turns` or `prompt` a line.")],
+    model: Model = DEFAULT_MODEL,
+    drafter: Annotated[str, typer.Option(help="As in `portadraft generate`.")] = "redrafter",
+    temperature: Annotated[list[float] | None, typer.Option(min=0, help="May be given again (0, 0.7 and 1).")] = None,
+    width: Annotated[list[int] | None, typer.Option(min=1, help="May be given again (1, 2, 4 and 8).")] = None,
+    length: Annotated[int, typer.Option(min=1, help="Drafted tokens of a candidate.")] = 4,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=2, help="Of each answer.")] = 48,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many prompts, spread over the file.")] = None,
+    limit_s: Annotated[float | None, typer.Option(min=0, help="Begin no prompt after so many seconds.")] = None,
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+) -> None:
+    """Tokens per step and speedup by temperature and width, and by the classical rule at width 1."""
+    from portadraft.bench.temperatures import temperatures as run
+
+    _threads(threads)
+    _print(
+        run(
+            prompts,
+            model=model,
+            drafter=drafter,
+            values=temperature or (0.0, 0.7, 1.0),
+            widths=width or (1, 2, 4, 8),
+            length=length,
+            max_tokens=max_tokens,
+            limit=limit,
+            limit_s=limit_s,
+            dtype=dtype,
+        ),
+        "rows",
+    )
 
 
 @app.command()

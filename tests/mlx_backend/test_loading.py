@@ -73,6 +73,22 @@ def test_rope_base_of_a_new_folder_is_found(tmp_path: Path) -> None:
     assert packed.distance(packed.plain(model, ids), expected) < 1e-4
 
 
+def test_the_generation_config_is_kept(tmp_path: Path) -> None:
+    """For `sampling="model"`; end tokens may stand in either file, and damage is as good as absence."""
+    from portadraft.backends.mlx.loading import _generation_config
+
+    path = tmp_path / "generation_config.json"
+    assert vars(_generation_config(tmp_path, {"eos_token_id": 3})) == {"eos_token_id": 3}
+    path.write_text('{"do_sample": true, "temperature": 0.6, "top_p": 0.95}')
+    found = _generation_config(tmp_path, {"eos_token_id": 3})
+    assert (found.do_sample, found.temperature, found.top_p, found.eos_token_id) == (True, 0.6, 0.95, 3)
+    path.write_text('{"eos_token_id": [4, 5]}')
+    assert _generation_config(tmp_path, {"eos_token_id": 3}).eos_token_id == [4, 5]
+    for damaged in ("[1]", "{"):
+        path.write_text(damaged)
+        assert vars(_generation_config(tmp_path, {"eos_token_id": 3})) == {"eos_token_id": 3}
+
+
 def test_an_unknown_model_is_refused(tmp_path: Path) -> None:
     from portadraft.backends.mlx.loading import _load_folder
 

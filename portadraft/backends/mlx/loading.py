@@ -22,7 +22,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Loaded(NamedTuple):
-    """A model, its tokenizer, an object with `eos_token_id`, its context limit in tokens if known, and its type."""
+    """What was loaded. generation_config: an object with `eos_token_id`. limit: the context's, in tokens, if known."""
 
     model: Any
     tokenizer: Any
@@ -93,7 +93,7 @@ def load_model(source: ModelSource | str, dtype: str = "auto", device: str = "au
     model = _load_folder(folder, source.label)
     if chosen.value != "auto":
         _set_dtype(model, mlx_dtype(chosen.value))
-    return Loaded(model, load_tokenizer(folder), _ends(folder, config), _limit(config), chosen)
+    return Loaded(model, load_tokenizer(folder), _generation_config(folder, config), _limit(config), chosen)
 
 
 def _load_folder(folder: Path, label: str) -> Any:
@@ -133,15 +133,17 @@ def _set_dtype(model: Any, dtype: Any) -> None:
     mx.eval(model.parameters())
 
 
-def _ends(folder: Path, config: Any) -> Any:
-    """The end tokens that the generation config names, else config.json."""
+def _generation_config(folder: Path, config: Any) -> Any:
+    """What generation_config.json says, as attributes; `eos_token_id` is that of config.json where it names none."""
     import json
 
     try:
         stated = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         stated = {}
-    return SimpleNamespace(eos_token_id=stated.get("eos_token_id", config.get("eos_token_id")))
+    if not isinstance(stated, dict):
+        stated = {}
+    return SimpleNamespace(**{"eos_token_id": config.get("eos_token_id"), **stated})
 
 
 def _limit(config: Any) -> int | None:
