@@ -9,8 +9,8 @@ from portadraft.backends.quiet import quiet_transformers
 from portadraft.errors import ModelNotFound, UnsupportedModel
 from portadraft.models import ModelSource
 
-_DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken"]
-_NOT_DOWNLOADED = ["*/*", "consolidated*.safetensors"]
+DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken"]
+NOT_DOWNLOADED = ["*/*", "consolidated*.safetensors"]
 
 
 class Chosen(NamedTuple):
@@ -42,8 +42,8 @@ def fetch(source: ModelSource) -> Path:
 
     options: dict[str, Any] = {
         "revision": source.revision,
-        "allow_patterns": _DOWNLOADED,
-        "ignore_patterns": _NOT_DOWNLOADED,
+        "allow_patterns": DOWNLOADED,
+        "ignore_patterns": NOT_DOWNLOADED,
     }
     try:
         with quiet_transformers():

@@ -109,12 +109,11 @@ def describe(profile: Profile) -> str:
 def explain(load: dict[str, Any], *, temperature: float, context: int, as_json: bool) -> None:
     import portadraft
     from portadraft.cli.generate import drafter_name
-    from portadraft.profiles.book import Book
 
     where = str(load.pop("profiles"))
     load["drafter"] = drafter_name(load["drafter"])
-    model = portadraft.load(load.pop("model"), **load)
-    book = Book(model.target, model.name, profiles=where)
+    model = portadraft.load(load.pop("model"), profiles=where, **load)
+    book = model.profiles
     selected = model.selected
     query = book.query(selected, temperature=temperature, context=context)
     found = book.find(selected, temperature=temperature, context=context)
@@ -140,7 +139,7 @@ def explain(load: dict[str, Any], *, temperature: float, context: int, as_json: 
     print(f"            drafter {query.drafter.name}; temperature {temperature:g}, context {context}")
     for one in found.looked:
         note = f" ({one.note})" if one.note else ""
-        print(f"looked in:  {one.place}{note}: {one.profiles} profiles, nearest: {one.best}")
+        print(f"looked in:  {one.place}{note}: {_count(one.profiles)}, nearest: {one.best}")
     if store_url(None) is None and where == "auto":
         print(f"            no fleet store is configured (--store, $PORTADRAFT_PROFILES, or {config_path()})")
     print(f"used:       {found.reason}")

@@ -6,36 +6,41 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
+from portadraft.cli.generate import drafter_name
 from portadraft.errors import InvalidArgument
 
+_COLUMNS = ("drafter", "batch", "shape", "tokens/s", "±", "plain", "speedup", "tokens/step", "predicted", "time")
+_WIDE = 110
+"""Columns of a terminal from which on the table fits."""
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
-def seconds(text: str) -> float:
-    """ "60s", "5m", "1.5h" or a plain number of seconds. Raises: InvalidArgument."""
+def seconds(text: str, name: str = "budget") -> float:
+    """ "60s", "5m", "1.5h" or a plain number of seconds. name: of the option. Raises: InvalidArgument."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*", text)
     if found is None or float(found[1]) <= 0:
-        raise InvalidArgument(f"budget={text!r}: expected a time such as 60s, 5m or 1h")
+        raise InvalidArgument(f"{name}={text!r}: expected a time such as 60s, 5m or 1h")
     return float(found[1]) * _UNITS[found[2] or ""]
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """ "1,2,4". Raises: InvalidArgument."""
+def numbers(text: str, name: str = "batch_sizes") -> tuple[int, ...]:
+    """ "1,2,4". name: of the option. Raises: InvalidArgument."""
     try:
         found = tuple(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
     except ValueError:
         found = ()
     if not found or min(found) < 1:
-        raise InvalidArgument(f"batch_sizes={text!r}: expected numbers of at least 1 with commas, such as 1,2,4,8")
+        raise InvalidArgument(f"{name}={text!r}: expected numbers of at least 1 with commas, such as 1,2,4,8")
     return found
 
 
@@ -63,9 +68,11 @@ def main(
     if device_curve is not None:
         config = replace(config, device_curve=read_curve(Path(device_curve)))
     if plot is not None:
-        from portadraft.tuner.plot import load_matplotlib
+        from portadraft.tuner.plot import load_matplotlib, place
 
         load_matplotlib()
+        place(plot)
+    drafters = [drafter_name(name) for name in drafters]
     console = Console(stderr=True)
     if acceptance is not None:
         if config.device_curve is None:
@@ -76,10 +83,13 @@ def main(
         loaded = _load(model, drafters, backend, device, dtype, console)
         with _Progress(console, quiet=as_json) as say:
             outcome, document = _tuned(loaded, replace(config, drafters=tuple(drafters)), say, force, plot, as_json)
+    failed = document.pop("failed", False)
     if as_json:
         print(json.dumps(document))
-        return
-    _show(outcome, document, console)
+    else:
+        _show(outcome, document, console)
+    if failed:
+        raise OSError(f"no profile was stored: {document['stored'].removeprefix('nothing: ')}")
 
 
 def _load(model: str, drafters: Sequence[str], backend: str, device: str, dtype: str, console: Console) -> Any:
@@ -89,7 +99,7 @@ def _load(model: str, drafters: Sequence[str], backend: str, device: str, dtype:
 
     source = models.resolve(model)
     if (text := announce(source)) is not None:
-        console.print(text, highlight=False)
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
     return load(
         model, drafter=drafters[0] if len(drafters) == 1 else "auto", backend=backend, device=device, dtype=dtype
     )
@@ -129,9 +139,13 @@ def _finish(loaded: Any, outcome: Any, *, force: bool, plot: Path | None, as_jso
             "with --force, marked as disturbed"
         )
     else:
-        for one in outcome.drafters:
-            document["profiles"].append(profiles.save(to_profile(loaded, outcome, one)))
-        document["stored"] = f"{len(document['profiles'])} profile(s) in the user's folder"
+        try:
+            for one in outcome.drafters:
+                document["profiles"].append(profiles.save(to_profile(loaded, outcome, one)))
+            document["stored"] = f"{len(document['profiles'])} profile(s) in the user's folder"
+        except OSError as error:  # what took minutes to measure is shown all the same
+            document["stored"] = f"nothing: {error}"
+            document["failed"] = True
     if plot is not None:
         from portadraft.tuner.plot import draw
 
@@ -139,22 +153,35 @@ def _finish(loaded: Any, outcome: Any, *, force: bool, plot: Path | None, as_jso
     return document
 
 
-def _show(outcome: Any, document: dict[str, Any], console: Console) -> None:
-    table = Table(title=f"{outcome.model}: tokens per second, all rows")
-    for name in ("drafter", "batch", "shape", "tokens/s", "±", "plain", "speedup", "tokens/step", "predicted", "time"):
-        table.add_column(name, justify="left" if name in ("drafter", "shape", "predicted") else "right")
+def _rows(document: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The cells of `_COLUMNS` for each drafter and batch size."""
     for one in document["drafters"]:
         for b in one["batches"]:
             shape = b["shape"]
             text = "plain" if shape is None else f"{shape['width']}x{shape['length']}"
             if shape is not None and shape["nodes"]:
                 text += f", {shape['nodes']} slots"
-            table.add_row(
+            yield (
                 one["drafter"], str(b["batch_size"]), text, f"{b['tokens_per_s']:.1f}", f"{100 * b['spread']:.1f} %",
                 f"{b['plain_tokens_per_s']:.1f}", f"{b['speedup']:.2f}", f"{b['tokens_per_step']:.2f}",
                 f"{b['predicted']} {b['predicted_tokens_per_s']:.1f}", f"{b['seconds']:.0f} s",
             )  # fmt: skip
-    Console().print(table)
+
+
+def _show(outcome: Any, document: dict[str, Any], console: Console) -> None:
+    title, rows = f"{outcome.model}: tokens per second, all rows", list(_rows(document))
+    out = Console()
+    if out.width >= _WIDE:
+        table = Table(title=escape(title))
+        for name in _COLUMNS:
+            table.add_column(name, justify="left" if name in ("drafter", "shape", "predicted") else "right")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        out.print(table)
+    else:  # a table would cut figures in two
+        print(title)
+        for row in rows:
+            print("; ".join(f"{name} {value}" for name, value in zip(_COLUMNS, row, strict=True)))
     if len(outcome.drafters) > 1:
         print(f"fastest drafter: {outcome.best.name}")
     for one in document["drafters"]:
@@ -200,7 +227,7 @@ class _Progress:
             self._best = text
         line = text if text == self._best or not self._best else f"{text}; {self._best}"
         if self._status is not None:
-            self._status.update(line)
+            self._status.update(escape(line))
         elif time.monotonic() - self._printed > 5:
             self._printed = time.monotonic()
             print(line, file=sys.stderr, flush=True)

@@ -105,6 +105,7 @@ def bench_tuner(
 ) -> None:
     """The tuner's choice against the exhaustive truth."""
     from portadraft.bench.tuner import tuner_bench
+    from portadraft.cli.generate import drafter_name
     from portadraft.cli.tune import progress, seconds
 
     with progress() as say:
@@ -112,13 +113,13 @@ def bench_tuner(
             model,
             batch=batch,
             budget_s=seconds(budget),
-            drafter=drafter,
+            drafter=drafter_name(drafter),
             dtype=dtype,
             rounds=rounds,
             turns=turns,
             cells=cells,
             tokens=tokens,
-            seconds=seconds(limit),
+            seconds=seconds(limit, "limit"),
             plot=plot,
             say=say,
         )
@@ -138,18 +139,19 @@ def bench_table3(
 ) -> None:
     """Tokens per second by width and batch size, in the form of the paper's table 3; out of memory is a cell."""
     from portadraft.bench.table3 import table3
+    from portadraft.cli.generate import drafter_name
     from portadraft.cli.tune import numbers, progress, seconds
 
     with progress() as say:
         report = table3(
             model,
-            drafter=drafter,
+            drafter=drafter_name(drafter),
             dtype=dtype,
-            widths=numbers(width),
-            batches=numbers(batch),
+            widths=numbers(width, "width"),
+            batches=numbers(batch, "batch"),
             length=length,
             nodes=nodes,
-            seconds=seconds(limit),
+            seconds=seconds(limit, "limit"),
             say=say,
         )
     _show(report, ("cells",))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import tomllib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,17 +64,21 @@ def submitter() -> str:
 def tuning_lock(machine: Machine, wait_s: float = 0.0) -> Iterator[None]:
     """Held while this machine is measured: two tuners at once would measure each other.
 
+    Where the cache cannot be written there is no lock, with a warning.
+
     Raises: InvalidArgument where another process holds it for longer than wait_s.
     """
     folder = cache_root() / "locks"
-    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / f"tune-{machine.kind}.lock", timeout=wait_s)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise InvalidArgument(
             "tune: another process is tuning on this machine, and both would measure each other; wait until it is done"
         ) from None
+    except OSError as error:
+        warnings.warn(f"tuning goes on without a lock against a second tuner: {error}", stacklevel=3)
     try:
         yield
     finally:

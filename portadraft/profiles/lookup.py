@@ -193,9 +193,9 @@ def _predicted(query: Query, where: Sequence[Place], acceptance: Table, device: 
         return None
     source, label = costs
     lines, origin = _acceptance(query, where, acceptance(query))
-    # A trained drafter's pass has all its slots at every step, lookup's only where it found something.
-    mean = "redrafter" not in query.drafter.name
-    batches = predict(lines, source.costs, temperature=query.temperature, context=query.context, mean_slots=mean)
+    batches = predict(
+        lines, source.costs, drafter=query.drafter.name, temperature=query.temperature, context=query.context
+    )
     if not batches:
         return None
     texts = [f"costs measured on {source.machine.name}", f"acceptance from {origin}"]

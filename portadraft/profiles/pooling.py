@@ -147,7 +147,7 @@ def choose(batch_size: int, samples: Sequence[Sample]) -> BatchChoice:
         batch_size=batch_size,
         shape=best,
         tokens_per_s=median(chosen.values()),
-        spread=min(spread_of(values), 1e3),
+        spread=spread_of(values),
         plain_tokens_per_s=usual,
         speedup=min(max(median(ratios), 1e-9), 1e4) if ratios else None,
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from portadraft.profiles.nearness import same_temperature
 from portadraft.profiles.schema import Acceptance, BatchChoice, Costs, DraftCost, Shape, VerifyCost
+from portadraft.tuner.grid import Kind
 
 MARGIN = 1.03
 """How much faster than plain decoding a shape must be predicted to be."""
@@ -22,23 +23,25 @@ def predict(
     acceptance: Sequence[Acceptance],
     costs: Costs,
     *,
+    drafter: str = "redrafter",
     temperature: float = 0.0,
     context: int = 0,
-    mean_slots: bool = False,
 ) -> tuple[BatchChoice, ...]:
     """The best shape at every batch size that the cost curve knows; () where the two do not suffice.
 
-    mean_slots: a step costs what its mean number of slots does (drafters that often find nothing), else what all
-    slots of the shape do (passes are padded to them). Shapes whose costs lie outside what was measured are left out
-    rather than guessed.
+    drafter: its name, which says how many slots a shape's pass has. A trained drafter's passes are padded to all slots
+    of the shape, those of a lookup beside it included; lookup alone often finds nothing, so its steps cost
+    what their mean number of slots does. Shapes whose costs lie outside what was measured are left out rather than
+    guessed.
     """
+    kind = Kind.of(drafter)
     table = [a for a in acceptance if same_temperature(a.temperature, temperature)]
     sizes = sorted({point.batch_size for point in costs.verify})
-    choices = (_best(size, table, costs, context, mean_slots) for size in sizes if table)
+    choices = (_best(size, table, costs, context, kind) for size in sizes if table)
     return tuple(choice for choice in choices if choice is not None)
 
 
-def _best(size: int, table: Sequence[Acceptance], costs: Costs, context: int, mean: bool) -> BatchChoice | None:
+def _best(size: int, table: Sequence[Acceptance], costs: Costs, context: int, kind: Kind) -> BatchChoice | None:
     verify = verify_curve(costs.verify, size, context)
     one = verify(1)
     if one is None or one <= 0:
@@ -47,7 +50,9 @@ def _best(size: int, table: Sequence[Acceptance], costs: Costs, context: int, me
     best, best_speed = None, plain * MARGIN
     for line in table:
         drafting = draft_ms(costs.draft, size, line.shape)
-        verifying = verify(line.slots if mean and line.slots is not None else line.shape.beam().slots())
+        # Whether a lookup beside a trained drafter found something is not known here: taken for found, the dearer case.
+        mean = None if kind.always else line.slots
+        verifying = verify(kind.slots(line.shape.beam(), True) if mean is None else mean)
         if drafting is None or verifying is None:
             continue
         speed = 1000.0 * size * line.tokens_per_step / max(drafting + verifying + costs.overhead_ms, 1e-6)

@@ -40,7 +40,8 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 BatchSize = Annotated[int, Field(ge=1, le=4096)]
 Context = Annotated[int, Field(ge=0, le=100_000_000)]
 Rate = Annotated[float, Field(gt=0, le=1e9)]
-Spread = Annotated[float, Field(ge=0, le=1e3)]
+MOST_SPREAD = 1e3
+Spread = Annotated[float, Field(ge=0, le=MOST_SPREAD)]
 Milliseconds = Annotated[float, Field(ge=0, le=1e8)]
 Temperature = Annotated[float, Field(ge=0, le=100)]
 Width = Annotated[int, Field(ge=1, le=MOST_NODES)]
@@ -261,11 +262,12 @@ def now() -> datetime:
 
 
 def spread_of(values: list[float]) -> float:
-    """Half the interquartile range ÷ the median; 0 for fewer than two values."""
+    """Half the interquartile range ÷ the median, at most MOST_SPREAD; 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     ordered = sorted(values)
-    return (_quantile(ordered, 0.75) - _quantile(ordered, 0.25)) / 2 / _quantile(ordered, 0.5)
+    half, middle = (_quantile(ordered, 0.75) - _quantile(ordered, 0.25)) / 2, _quantile(ordered, 0.5)
+    return min(half / middle, MOST_SPREAD) if middle > 0 else (MOST_SPREAD if half > 0 else 0.0)
 
 
 def _quantile(ordered: list[float], share: float) -> float:

@@ -15,7 +15,6 @@ or, for a guess from what a data sheet says, in place of check and draft:
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -148,9 +147,9 @@ def _shipped() -> dict[str, DeviceCurve]:
 
 
 def _number(value: Any, where: str, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise InvalidArgument(f"{where}: {value!r:.40}; expected a number")
-    if not low <= value <= high:
+    if not low <= value <= high:  # infinities, and integers that no float holds, included
         raise InvalidArgument(f"{where}: {value!r:.40}; expected {low:g} to {high:g}")
     return float(value)
 

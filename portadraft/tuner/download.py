@@ -1,50 +1,75 @@
-"""What loading a remote model would bring over the network, said before it does."""
+"""What loading a model of the hub would bring over the network, said before it does."""
 
 from __future__ import annotations
 
-import fnmatch
+import json
+from pathlib import Path
 
+from portadraft.backends.sources import DOWNLOADED, NOT_DOWNLOADED, first_line
 from portadraft.models import ModelSource
 
-_NEEDED = ("*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja")
+_SECONDS = 10.0
 
 
 def announce(source: ModelSource) -> str | None:
-    """A line about the download; None for a model that is on this machine already."""
-    if source.kind != "hub" or _cached(source):
+    """A line about the download; None for a model that is on this machine already, for which no network is used."""
+    if source.kind != "hub" or _whole(source):
         return None
-    size = _size(source)
-    if size is None:
+    try:
+        files = _files(source)
+    except Exception as error:  # no network, offline mode, no such repository: loading says what is wrong
         return (
-            f"{source.location} is not on this machine, and its size could not be asked for; "
-            "loading it downloads it from the Hugging Face hub"
+            f"{source.location} is not (all) on this machine, and the Hugging Face hub could not be asked for its size "
+            f"({first_line(error)})"
         )
-    files, bytes_ = size
+    if not any(name.endswith(".safetensors") for name in files):
+        return f"{source.location} has no safetensors weights on the hub; only its small files are downloaded"
+    missing = {name: size for name, size in files.items() if _cached(source, name) is None}
+    if not missing:
+        return None
+    part = "" if len(missing) == len(files) else f" (of {len(files)})"
     return (
-        f"{source.location} is not on this machine: loading it downloads {files} files, {bytes_ / 1e9:.2f} GB, "
-        "from the Hugging Face hub into its cache; press Ctrl-C now to stop"
+        f"{source.location} is not {'all ' if part else ''}on this machine: loading it downloads {len(missing)}{part} "
+        f"files, {_size(sum(missing.values()))}, from the Hugging Face hub into its cache; press Ctrl-C now to stop"
     )
 
 
-def _cached(source: ModelSource) -> bool:
+def _size(number: int) -> str:
+    return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+
+
+def _cached(source: ModelSource, name: str) -> Path | None:
+    """A file of the model in the hub's cache."""
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
-        return False
-    found = try_to_load_from_cache(source.location, "config.json", revision=source.revision or "main")
-    return isinstance(found, str)
-
-
-def _size(source: ModelSource) -> tuple[int, int] | None:
-    """Number and bytes of the files that loading would fetch; None where the hub does not answer."""
-    try:
-        from huggingface_hub import HfApi
-
-        info = HfApi().model_info(source.location, revision=source.revision, files_metadata=True, timeout=10)
-    except Exception:  # no network, offline mode, no such repository: loading says what is wrong
         return None
-    files = {s.rfilename: s.size or 0 for s in info.siblings or ()}
-    wanted = [n for n in files if any(fnmatch.fnmatch(n, p) for p in _NEEDED)]
-    if not any(n.endswith(".safetensors") for n in wanted):
-        wanted += [n for n in files if n.endswith(".bin")]
-    return len(wanted), sum(files[n] for n in wanted)
+    found = try_to_load_from_cache(source.location, name, revision=source.revision or "main")
+    return Path(found) if isinstance(found, str) else None
+
+
+def _whole(source: ModelSource) -> bool:
+    """Whether configuration and all weights are in the cache: a download may have been broken off."""
+    if _cached(source, "config.json") is None:
+        return False
+    if _cached(source, "model.safetensors") is not None:
+        return True
+    index = _cached(source, "model.safetensors.index.json")
+    if index is None:
+        return False
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return bool(names) and all(isinstance(name, str) and _cached(source, name) is not None for name in names)
+
+
+def _files(source: ModelSource) -> dict[str, int]:
+    """Bytes by name of the files that loading fetches. Raises: what the hub's client does."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import filter_repo_objects
+
+    info = HfApi().model_info(source.location, revision=source.revision, files_metadata=True, timeout=_SECONDS)
+    sizes = {s.rfilename: s.size or 0 for s in info.siblings or ()}
+    wanted = filter_repo_objects(sizes, allow_patterns=DOWNLOADED, ignore_patterns=NOT_DOWNLOADED)
+    return {name: sizes[name] for name in wanted}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from pathlib import Path
 
 from portadraft.errors import InvalidArgument
@@ -17,12 +18,14 @@ from portadraft.tuner.search import Search
 
 def plan(acceptance: Path, config: TuneConfig) -> Outcome:
     """Tune a simulated device for the drafter of a table. Raises: CorruptFile, InvalidArgument, OSError."""
-    if config.device_curve is None:
+    curve = config.device_curve
+    if curve is None:
         raise InvalidArgument("device_curve=None: expected the costs of a device to plan for")
     table = AcceptanceTable.load(acceptance)
+    config = replace(config, temperature=table.origin.temperature)  # what was recorded decides
     one = DrafterResult(table.origin.drafter, f"from {acceptance}", None, table)  # type: ignore[arg-type]
     for batch in config.batch_sizes:
-        machine = SimulatedMachine(config.device_curve.at(batch), table, seed=config.seed)
+        machine = SimulatedMachine(curve.at(batch), table, seed=config.seed)
         costs, timings = measure_costs(
             machine, table.kind, table.grid, seconds=0.3 * config.budget_s, clock=machine.clock
         )
@@ -34,4 +37,4 @@ def plan(acceptance: Path, config: TuneConfig) -> Outcome:
             left = max(config.budget_s - machine.clock(), 0.1)
             nobody = Disturbance(others=lambda: None)
             one.results.append(Search(machine, prediction, left, machine.clock, nobody).run(config.exhaustive))
-    return Outcome(config.device_curve.name, config, [one], secrets.token_hex(8))
+    return Outcome(curve.name, config, [one], secrets.token_hex(8))

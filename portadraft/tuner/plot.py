@@ -24,6 +24,18 @@ def load_matplotlib() -> Any:
     return plt
 
 
+def place(where: Path) -> tuple[Path, str]:
+    """The folder, which is made, and the beginning of the names.
+
+    Raises: InvalidArgument for a file of another kind; OSError.
+    """
+    if where.suffix and where.suffix.lower() != ".png":
+        raise InvalidArgument(f"plot={str(where)!r}: expected a folder or a name that ends in .png")
+    folder, stem = (where.parent, where.stem) if where.suffix else (where, "tuning")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder, stem
+
+
 def draw(outcome: Outcome, where: Path) -> list[Path]:
     """Write a heat map for each drafter and batch size and one cost curve for each drafter.
 
@@ -32,10 +44,7 @@ def draw(outcome: Outcome, where: Path) -> list[Path]:
     Raises: InvalidArgument for a file of another kind; MissingDependency; OSError.
     """
     plt = load_matplotlib()
-    if where.suffix and where.suffix.lower() != ".png":
-        raise InvalidArgument(f"plot={str(where)!r}: expected a folder or a name that ends in .png")
-    folder, stem = (where.parent, where.stem) if where.suffix else (where, "tuning")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder, stem = place(where)
     out = []
     for one in outcome.drafters:
         kind = one.name.replace("+", "-")

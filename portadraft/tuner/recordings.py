@@ -63,8 +63,12 @@ def read_prompts(path: Path) -> list[Prompt]:
     """
     if not path.is_file():
         raise ModelNotFound(f"prompts={str(path)!r}: no such file; expected JSONL with `prompt` or `turns` a line")
+    try:
+        lines = path.read_text("utf-8").split("\n")  # not splitlines: texts may hold other line separators
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"prompts={str(path)!r}: not UTF-8 ({error.reason}, byte {error.start})") from None
     found = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -93,9 +93,10 @@ class DrafterResult:
     results: list[Result] = field(default_factory=list)
     costs: list[tuple[Costs, Timings]] = field(default_factory=list)
 
-    def score(self) -> float:
-        """Mean log speed over batch sizes, to compare drafters."""
-        return float(np.mean([np.log(r.tokens_per_s) for r in self.results])) if self.results else -np.inf
+    def score(self, batches: Collection[int] | None = None) -> float:
+        """Mean log speed over batch sizes (None: all that it has), to compare drafters."""
+        logs = [np.log(r.tokens_per_s) for r in self.results if batches is None or r.batch in batches]
+        return float(np.mean(logs)) if logs else -np.inf
 
 
 @dataclass
@@ -110,7 +111,9 @@ class Outcome:
 
     @property
     def best(self) -> DrafterResult:
-        return max(self.drafters, key=DrafterResult.score)
+        # A drafter that lacks a batch size (interrupted, out of memory) is compared by those that all have.
+        common = set.intersection(*({r.batch for r in d.results} for d in self.drafters))
+        return max(self.drafters, key=lambda d: d.score(common or None))
 
     @property
     def disturbed(self) -> bool:
@@ -143,6 +146,8 @@ class Tuner:
                 f"prompts: the longest has {max(map(len, self.ids))} tokens, which leaves less than "
                 f"{config.max_tokens} of the model's context of {limit}; pass shorter prompts or a smaller max_tokens"
             )
+        if limit is not None and config.context >= limit:
+            raise InvalidArgument(f"context={config.context!r}: the model's context is {limit}; expected fewer tokens")
         self._recordings: list[Recording] | None = None
 
     def run(self) -> Outcome:

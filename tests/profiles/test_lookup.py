@@ -239,8 +239,20 @@ def test_what_often_finds_nothing_costs_its_mean() -> None:
     rare = table()[1].model_copy(update={"slots": 1.5, "tokens_per_step": 1.2})
     dear = Costs(verify=tuple(p.model_copy(update={"ms": 20.0 + 5 * (p.slots - 1)}) for p in costs().verify))
     assert {choice.shape for choice in predict((rare,), dear)} == {None}
-    (choice, _) = predict((rare,), dear, mean_slots=True)
+    (choice, _) = predict((rare,), dear, drafter="lookup")
     assert choice.speedup == pytest.approx(1.2 * 20 / 22.5)
+
+
+def test_lookup_beside_a_trained_drafter_has_slots_of_its_own() -> None:
+    """(1, 2) is a pass of 3 slots, with lookup's 8 nodes one of 11; a budget cuts both."""
+    line = table()[0].model_copy(update={"shape": shape(1, 2, None), "tokens_per_step": 1.5, "slots": None})
+    dear = Costs(verify=tuple(p.model_copy(update={"ms": 18.0 + 2 * p.slots}) for p in costs().verify))
+    (alone, _) = predict((line,), dear, drafter="redrafter")
+    assert alone.speedup == pytest.approx(1.5 * 20 / 24)
+    assert {choice.shape for choice in predict((line,), dear, drafter="redrafter+lookup")} == {None}
+    cut = line.model_copy(update={"shape": shape(1, 2, 4)})
+    (both, _) = predict((cut,), dear, drafter="redrafter+lookup")
+    assert both.speedup == pytest.approx(1.5 * 20 / 26)
 
 
 def test_prediction_does_not_leave_what_was_measured() -> None:

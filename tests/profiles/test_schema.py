@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from portadraft.core.types import MOST_NODES
 from portadraft.errors import CorruptFile
 from portadraft.profiles.reading import MOST_BYTES, NewerSchema, parse, read
-from portadraft.profiles.schema import MOST_LENGTH, Profile, as_document, spread_of
+from portadraft.profiles.schema import MOST_LENGTH, MOST_SPREAD, Profile, as_document, spread_of
 
 from .examples import costs, make, pooled_parts, sample, shape, table
 
@@ -219,3 +219,5 @@ def test_a_huge_file_is_not_loaded(tmp_path: Path) -> None:
 def test_spread() -> None:
     assert spread_of([5.0]) == 0
     assert spread_of([1.0, 2.0, 3.0]) == pytest.approx(0.25)
+    assert spread_of([0.0, 0.0]) == 0
+    assert spread_of([0.0, 0.0, 0.0, 9.0, 9.0]) == spread_of([1e-9, 1e-9, 1e-9, 9.0, 9.0]) == MOST_SPREAD

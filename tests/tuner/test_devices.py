@@ -141,6 +141,8 @@ def test_a_roofline_is_flat_until_computing_takes_longer():
         ({"name": "x", "check": {"slots": [1, 1], "ms": [1, 2]}}, "rising slots"),
         ({"name": "x", "check": {"slots": [1, 2], "ms": [1]}}, "each with"),
         ({"name": "x", "check": {"slots": [1, 2], "ms": [1, float("nan")]}}, "check.ms"),
+        ({"name": "x", "check": {"slots": [1, 2], "ms": [1, 10**400]}}, "check.ms"),
+        ({"name": "x", "check": {"slots": [1, 2], "ms": [1, float("inf")]}}, "check.ms"),
         ({"name": "x", "check": {"slots": [1, 2], "ms": [1, 1e300]}}, "0 to 1e"),
         ({"name": "x", "check": {"slots": [1, 2], "ms": [0, 1]}}, "above 0"),
         ({"name": "x", "check": {"slots": [1], "ms": [1]}, "batch": True}, "batch"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from portadraft import profiles
 from portadraft.bench.table3 import table3
 from portadraft.bench.tuner import rank_correlation, spread, tuner_bench
 from portadraft.cli.app import app
+from portadraft.core.tree import pack_beam
 from portadraft.core.types import BeamShape
 from portadraft.errors import InvalidArgument
 from portadraft.profiles.home import user_folder
@@ -28,6 +31,7 @@ from portadraft.tuner.devices import read_curve
 from portadraft.tuner.grid import Grid
 from portadraft.tuner.machine import LiveMachine, is_out_of_memory
 from portadraft.tuner.measure import Disturbance
+from portadraft.tuner.recordings import read_prompts
 from portadraft.tuner.report import as_dict, to_profile
 from portadraft.tuner.run import TuneConfig, Tuner
 from tests.test_api import save_drafter, save_model
@@ -143,6 +147,27 @@ def test_several_drafters_the_fastest_is_named(model: Any, place: Path) -> None:
     assert all(not r.measured for d in outcome.drafters for r in d.results)
 
 
+def test_drafters_are_compared_at_batch_sizes_that_all_have(model: Any, place: Path) -> None:
+    """Interrupted or out of memory: a larger batch has more tokens per second, whichever drafter came so far."""
+    outcome = Tuner(model, config(place, drafters=("lookup", str(place / "drafter")), predict_only=True)).run()
+    slow, fast = outcome.drafters
+    (small,) = slow.results
+    slow.results = [small, replace(small, batch=8, tokens_per_s=50 * small.tokens_per_s)]
+    fast.results = [replace(small, tokens_per_s=1.2 * small.tokens_per_s)]
+    assert outcome.best is fast
+    fast.results = []
+    assert outcome.best is slow
+
+
+def test_prompts_may_hold_any_line_separator_and_must_be_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'{"prompt": "caf\xe9"}\n')
+    with pytest.raises(InvalidArgument, match="not UTF-8"):
+        read_prompts(path)
+    path.write_text('{"prompt": "one\u2028two"}\r\n', "utf-8")
+    assert [p.text for p in read_prompts(path)] == ["one\u2028two"]
+
+
 def test_a_simulated_device_is_tuned_with_the_models_acceptance(model: Any, place: Path) -> None:
     curve = read_curve(Path("apple-m1-max-vicuna-7b-float16"))
     outcome = Tuner(model, config(place, device_curve=curve, budget_s=30)).run()
@@ -196,6 +221,24 @@ def test_live_steps_are_steps_of_the_loop(model: Any) -> None:
             machine.steps(BeamShape(4, 3), 10)
         assert max(model.target.lengths) < 500
     assert model.target.lengths == ()
+
+
+def test_a_pass_takes_time_however_slow_its_packing_seemed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models: a hiccup while packing is timed is longer than a step."""
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.2)
+        return pack_beam(*arguments)
+
+    monkeypatch.setattr("portadraft.tuner.machine.pack_beam", slow)
+    prompts = [model.codec.encode_prompt(p) for p, _ in PROMPTS]
+    with LiveMachine(model.target, model.selected.drafter, prompts, 1, 40) as machine:
+        assert machine.check_ms(9, 4) > 0
+
+
+def test_a_context_beyond_the_models_is_refused(model: Any, place: Path) -> None:
+    with pytest.raises(InvalidArgument, match="context=2048: the model's context is 2048"):
+        Tuner(model, config(place, context=2048))
 
 
 def test_memory_is_estimated_and_its_errors_are_known(model: Any) -> None:
@@ -263,6 +306,53 @@ def test_a_busy_machine_stores_nothing_unless_forced(place: Path, monkeypatch: p
     assert profiles.parse(user_folder().get(identity)).disturbed
 
 
+def plan_of(tmp_path: Path, *arguments: str, temperature: float = 0.0) -> Any:
+    made = synthetic.table()
+    made = replace(made, origin=replace(made.origin, temperature=temperature))
+    made.save(tmp_path / "t.safetensors")
+    curve = "apple-m2-ultra-vicuna-7b-float16"
+    return run("--acceptance", str(tmp_path / "t.safetensors"), "--device-curve", curve, "--budget", "20s", *arguments)
+
+
+def test_no_figure_is_cut_where_a_table_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    wide = plan_of(tmp_path).stdout
+    assert "┃" in wide
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = plan_of(tmp_path).stdout
+    assert "┃" not in narrow and "…" not in narrow
+    assert "; tokens/s " in narrow and "; speedup " in narrow
+
+
+def test_the_temperature_of_a_plan_is_that_of_its_table(tmp_path: Path) -> None:
+    assert json.loads(plan_of(tmp_path, "--json", temperature=0.7).stdout)["temperature"] == 0.7
+
+
+def test_what_cannot_be_stored_is_shown_all_the_same(place: Path, home: Path) -> None:
+    home.write_text("a file where the folder should be", "utf-8")
+    result = run(
+        "--model", str(place / "model"), "--drafter", str(place / "drafter"), "--budget", "1s", "--dtype", "float32",
+        "-n", "16", "--prompts", str(place / "prompts.jsonl"), "--context", "20", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    assert document["drafters"][0]["batches"][0]["plain_tokens_per_s"] > 0
+    assert document["profiles"] == []
+    assert "no profile was stored" in result.stderr
+
+
+def test_drafters_are_named_as_generate_names_them(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    asked: list[Any] = []
+
+    def load(*_: Any, drafter: str, **__: Any) -> Any:
+        asked.append(drafter)
+        raise InvalidArgument("enough")
+
+    monkeypatch.setattr("portadraft.api.load", load)
+    run("--model", str(place / "model"), "--drafter", "both")
+    assert asked == ["redrafter+lookup"]
+
+
 def test_planning_needs_no_model(tmp_path: Path) -> None:
     synthetic.table().save(tmp_path / "t.safetensors")
     result = run(
@@ -287,6 +377,7 @@ def test_planning_needs_no_model(tmp_path: Path) -> None:
         (("--device-curve", "no-such"), "no-such"),
         (("--acceptance", "x.safetensors"), "--device-curve"),
         (("--objective", "fun"), "objective='fun'"),
+        (("--plot", "figure.pdf"), "plot='figure.pdf'"),
         (("--prompts", "/no/such/file", "--model", "/no/such/model"), "no such"),
     ],
 )
