@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from portadraft.errors import InvalidArgument
@@ -53,7 +53,9 @@ class Chat:
         self.model = model
         self.options = dict(options)
         self.prefixes = PrefixCache(max_bytes)
-        self.messages: list[dict[str, Any]] = [dict(message) for message in messages]
+        if isinstance(messages, (str, bytes, Mapping)):
+            raise InvalidArgument(f"messages={messages!r:.60}: expected a list of {{'role': …, 'content': …}}")
+        self.messages: list[dict[str, Any]] = [dict(message) for message in _checked(messages)]
         if system is not None:
             self.messages.insert(0, {"role": "system", "content": system})
 
@@ -104,6 +106,7 @@ class Chat:
     def _asked(self, text: str) -> dict[str, Any]:
         if not isinstance(text, str) or not text:
             raise InvalidArgument(f"text={text!r}: expected a string of at least one character")
+        _checked(self.messages)
         return {"role": "user", "content": text}
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,3 +114,12 @@ class Chat:
 
     def _add(self, asked: dict[str, Any], answer: Generation) -> None:
         self.messages += [asked, {"role": "assistant", "content": answer.text}]
+
+
+def _checked(messages: Iterable[Any]) -> Iterable[Message]:
+    """Raises: InvalidArgument for what is no message, naming its place."""
+    checked = list(messages)
+    for place, message in enumerate(checked):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise InvalidArgument(f"messages[{place}]={message!r:.60}: expected {{'role': 'user', 'content': '…'}}")
+    return checked

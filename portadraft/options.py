@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -169,11 +169,11 @@ def _end_tokens(value: Any, codec: TextCodec) -> frozenset[int]:
     if value is None:
         return codec.end_tokens
     items = [value] if isinstance(value, int) else value
-    if isinstance(items, (str, bytes)) or not all(
-        isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in items
-    ):
+    good = isinstance(items, Iterable) and not isinstance(items, (str, bytes, Mapping))
+    ids = list(items) if good else []
+    if not good or not all(hasattr(i, "__index__") and not isinstance(i, bool) and i >= 0 for i in ids):
         raise InvalidArgument(f"end_tokens={value!r}: expected token ids; None takes those that the model's files name")
-    return frozenset(items)
+    return frozenset(i.__index__() for i in ids)
 
 
 def _logprobs(value: Any) -> int | None:

@@ -154,6 +154,59 @@ def test_a_generation_config_gives_the_defaults(theirs: Any, ours: TransformersS
     assert torch.equal(ours.generate(ids, generation_config=config), expected)
 
 
+def test_what_a_generation_config_leaves_open_the_models_own_says(
+    theirs: Any, ours: TransformersStyle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, mask = padded((6, 4))
+    free = theirs.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False)
+    monkeypatch.setattr(theirs.generation_config, "eos_token_id", int(free[0, 9]))
+    config = transformers.GenerationConfig(max_new_tokens=12)
+    expected = theirs.generate(ids, attention_mask=mask, generation_config=config)
+    assert torch.equal(ours.generate(ids, mask, generation_config=config), expected)
+    assert not torch.equal(expected, free)
+    for options in ({"max_length": 15}, {"max_new_tokens": 14, "min_new_tokens": 9}):
+        config = transformers.GenerationConfig(**options)
+        expected = theirs.generate(ids, attention_mask=mask, generation_config=config)
+        assert torch.equal(ours.generate(ids, mask, generation_config=config), expected)
+    config = transformers.GenerationConfig(do_sample=True, num_return_sequences=2, max_new_tokens=3)
+    assert ours.generate(ids, mask, generation_config=config).shape[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        ({"num_beams": 4}, {"num_beams": 1}),
+        ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 0}),
+        ({"bad_words_ids": [[5]]}, {"bad_words_ids": None}),
+    ],
+)
+def test_a_generation_config_with_what_is_not_served_is_refused(
+    ours: TransformersStyle, options: dict[str, Any], idle: dict[str, Any]
+) -> None:
+    ids, _ = padded((6,))
+    name = next(iter(options))
+    with pytest.raises(InvalidArgument, match=rf"generation_config\.{name}="):
+        ours.generate(ids, generation_config=transformers.GenerationConfig(**options))
+    ours.generate(ids, generation_config=transformers.GenerationConfig(**idle, max_new_tokens=2))
+
+
+def test_a_streamer_that_raises_leaves_the_model_free(model: Model, ours: TransformersStyle) -> None:
+    class Full(Recorder):
+        def put(self, value: Any) -> None:
+            super().put(value)
+            if len(self.got) == 3:
+                raise OSError("full")
+
+    ids, _ = padded((6,))
+    with pytest.raises(OSError, match="full") as held:  # the error holds the frames, as a console does
+        ours.generate(ids, max_new_tokens=9, streamer=Full())
+    assert model.target.lengths == ()
+    assert model.generate([5, 6], max_tokens=2).ids
+    assert held.value is not None
+    with pytest.raises(InvalidArgument, match="streamer=5"):
+        ours.generate(ids, streamer=5)
+
+
 class Recorder:
     """What transformers' streamers are: an object with put and end."""
 
@@ -192,6 +245,9 @@ def test_streamers_get_what_transformers_gives_them(theirs: Any, ours: Transform
         ({"num_return_sequences": 0}, "num_return_sequences=0"),
         ({"attention_mask": torch.ones(1, 3)}, "attention_mask: shape"),
         ({"attention_mask": torch.zeros(1, 6)}, "attention_mask: row 0"),
+        ({"attention_mask": [[1] * 6]}, "attention_mask: list"),
+        ({"pad_token_id": "x"}, "pad_token_id='x'"),
+        ({"generation_config": {"max_new_tokens": 3}}, "generation_config: dict"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(ours: TransformersStyle, options: dict[str, Any], words: str) -> None:
@@ -201,3 +257,5 @@ def test_what_is_not_served_is_refused_by_name(ours: TransformersStyle, options:
     for bad in (None, [1, 2], torch.zeros(3), torch.zeros((2, 3)), torch.zeros((0, 3), dtype=torch.long)):
         with pytest.raises(InvalidArgument, match="input_ids"):
             ours.generate(bad)
+    with pytest.raises(InvalidArgument, match="model: str"):
+        wrap("smollm2-135m")  # type: ignore[arg-type]

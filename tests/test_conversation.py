@@ -242,6 +242,13 @@ def test_an_error_or_an_early_close_leaves_the_messages_alone(model: Model) -> N
         model.chat(reuse=True)
     with pytest.raises(InvalidArgument, match="system=3"):
         model.chat(3)  # type: ignore[arg-type]
+    bad: Any
+    for bad in ("Hello", {"role": "user", "content": "Hello"}, ["Hello"], [{"role": "user"}]):
+        with pytest.raises(InvalidArgument, match="messages"):
+            model.chat(messages=bad)
+    chat.messages.append("More")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"messages\[2\]='More'"):
+        chat.send("Again")
 
 
 def test_a_chat_above_its_memory_still_answers(model: Model) -> None:

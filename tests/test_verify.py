@@ -15,6 +15,7 @@ import portadraft.core.decode as decode_module
 from portadraft.backends.numpy import NumpyTarget
 from portadraft.bench import agreement
 from portadraft.bench import verify as verify_module
+from portadraft.bench.acceptance import read_prompts
 from portadraft.bench.agreement import compare
 from portadraft.bench.verify import Report, verify
 from portadraft.cli.app import app
@@ -22,6 +23,7 @@ from portadraft.core.sampling import Sampling
 from portadraft.core.types import BeamShape
 from portadraft.drafters import PromptLookup
 from portadraft.drafters.select import Selected
+from portadraft.errors import InvalidArgument
 from portadraft.testing import random_redrafter
 
 V = 48
@@ -238,3 +240,13 @@ def test_the_command_refuses_what_it_cannot_compare(command):
     assert command("--drafter", "none").exit_code == 2
     assert command("--top-p", "1.5").exit_code == 2
     assert command("--prompts", "/no/such/file").exit_code == 2
+
+
+def test_files_of_prompts_may_hold_any_separator_and_must_be_utf8(command, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('\ufeff{"prompt": "one\u2028two"}\r\n{"prompt": "three"}\n', "utf-8")
+    assert read_prompts(prompts) == ["one\u2028two", "three"]
+    prompts.write_bytes(b'{"prompt": "caf\xe9"}')
+    with pytest.raises(InvalidArgument, match=r"not UTF-8.*at byte 15"):
+        read_prompts(prompts)
+    assert command("--prompts", str(prompts)).exit_code == 2

@@ -16,14 +16,20 @@ from portadraft.errors import InvalidArgument, ModelNotFound
 
 
 def read_prompts(path: Path) -> list[str]:
-    """JSONL with `turns` (the first counts), `prompt` or `messages` (the first user message) on each line.
+    """JSONL with `turns` (the first counts) or `prompt` on each line.
 
     Raises: ModelNotFound for a missing file; InvalidArgument, naming the line, for anything else.
     """
     if not path.is_file():
         raise ModelNotFound(f"prompts={str(path)!r}: no such file; expected JSONL with `turns` or `prompt` a line")
+    try:
+        whole = path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        where = f"{error.reason} at byte {error.start}"
+        raise InvalidArgument(f"{path}: it is not UTF-8 ({where}); expected JSONL") from None
     found = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+    # Not splitlines: JSON strings may hold the separators of lines that Unicode knows besides.
+    for number, line in enumerate(whole.split("\n"), start=1):
         if not line.strip():
             continue
         try:

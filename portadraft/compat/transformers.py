@@ -10,6 +10,7 @@ Only the arguments change, never the way to decode: see docs/applications.md for
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from portadraft.api import Model
@@ -26,6 +27,15 @@ DEFAULT_TOP_K = 50
 
 _FILTERS = ("temperature", "top_k", "top_p", "min_p")
 _OURS = ("width", "length", "nodes", "drafter", "batch_size", "reuse", "timeout_s", "acceptance", "seed")
+_UNSERVED: Mapping[str, Any] = {
+    "num_beams": 1, "num_beam_groups": 1, "penalty_alpha": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0, "top_h": None, "guidance_scale": 1.0, "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "bad_words_ids": None, "force_words_ids": None,
+    "sequence_bias": None, "constraints": None, "suppress_tokens": None, "begin_suppress_tokens": None,
+    "forced_bos_token_id": None, "forced_eos_token_id": None, "exponential_decay_length_penalty": None,
+    "min_length": 0, "watermarking_config": None, "dola_layers": None,
+}  # fmt: skip
+"""What of a generation config changes the text and is not served, with the value that changes nothing."""
 _HINTS = {
     "num_beams": "beam search chooses other texts than the model's own sampling does; leave it at 1",
     "assistant_model": "portadraft drafts by itself; leave it out, and pass drafter= to choose how",
@@ -41,6 +51,10 @@ _HINTS = {
 
 def wrap(model: Model) -> TransformersStyle:
     """An object with transformers' `generate` around a loaded model."""
+    if not isinstance(model, Model):
+        raise InvalidArgument(
+            f"model: {type(model).__name__}; expected what portadraft.load returns (it takes a loaded model, too)"
+        )
     return TransformersStyle(model)
 
 
@@ -72,8 +86,9 @@ class TransformersStyle:
         their end. On the device of input_ids.
         streamer: gets the prompt's ids, then each new id, then `end()`; for one row only.
         options: max_new_tokens, max_length, do_sample, temperature, top_k, top_p, min_p, repetition_penalty,
-        eos_token_id, pad_token_id, stop_strings, num_return_sequences, and portadraft's own width, length, nodes,
-        drafter, batch_size, reuse, timeout_s, seed. Without a seed, sampling draws one from torch's generator, so
+        min_new_tokens, eos_token_id, pad_token_id, stop_strings, num_return_sequences, and portadraft's own width,
+        length, nodes, drafter, batch_size, reuse, timeout_s, acceptance, seed. generation_config: what it leaves open
+        the model's own says. Without a seed, sampling draws one from torch's generator, so
         `torch.manual_seed` repeats it.
 
         Raises: InvalidArgument, also for options of transformers that are not served, with what to do.
@@ -83,7 +98,9 @@ class TransformersStyle:
         ids = input_ids if input_ids is not None else inputs
         prompts = _rows(ids, attention_mask)
         assert ids is not None
-        config = _Config(generation_config or self.generation_config, options)
+        if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+            raise InvalidArgument(f"streamer={streamer!r:.60}: expected an object with put and end")
+        config = _Config(generation_config, self.generation_config, options)
         ours, pad = self._translate(config, int(ids.shape[1]), torch)
         copies = config.number("num_return_sequences", 1)
         if copies > 1:
@@ -104,13 +121,14 @@ class TransformersStyle:
             raise InvalidArgument(f"streamer with {len(prompts)} rows: expected one row")
         seed = ours.pop("seed", 0)
         pieces = self.model.stream(prompts[0], **ours, seed=seed[0] if isinstance(seed, list) else seed)
-        streamer.put(ids.cpu())
         answer = None
-        for piece in pieces:
-            for token in piece.ids:
-                streamer.put(torch.tensor([token]))
-            answer = piece.generation or answer
-        streamer.end()
+        with closing(pieces):  # type: ignore[type-var]  # a streamer that raises leaves the model free
+            streamer.put(ids.cpu())
+            for piece in pieces:
+                for token in piece.ids:
+                    streamer.put(torch.tensor([token]))
+                answer = piece.generation or answer
+            streamer.end()
         assert answer is not None
         return answer
 
@@ -129,20 +147,32 @@ class TransformersStyle:
             if "seed" not in ours:
                 ours["seed"] = int(torch.randint(2**62, ()))
         ends = config.take("eos_token_id")
-        ours["end_tokens"] = [ends] if isinstance(ends, int) else list(ends or ())
+        ours["end_tokens"] = (
+            [] if ends is None else [ends] if isinstance(ends, int) else torch.as_tensor(ends).flatten().tolist()
+        )
         ours["stop"] = config.take("stop_strings")
+        ours["min_tokens"] = config.take("min_new_tokens")
         pad = config.take("pad_token_id")
         if pad is None:
             pad = ours["end_tokens"][0] if ours["end_tokens"] else 0
+        if not isinstance(pad, int):
+            raise InvalidArgument(f"pad_token_id={pad!r}: expected a token id")
         config.done()
-        return ours, int(pad)
+        return ours, pad
 
 
 class _Config:
-    """What the call says, else what the generation config says."""
+    """What the call says, else what the generation config that was passed says, else the model's own."""
 
-    def __init__(self, config: Any, options: Mapping[str, Any]) -> None:
-        self._config, self._options, self._read = config, options, {"num_return_sequences", "use_cache"}
+    def __init__(self, passed: Any, own: Any, options: Mapping[str, Any]) -> None:
+        """Raises: InvalidArgument where `passed` is no generation config."""
+        if passed is not None and not hasattr(passed, "max_new_tokens"):
+            raise InvalidArgument(
+                f"generation_config: {type(passed).__name__}; expected a transformers.GenerationConfig"
+            )
+        self._configs, self._options = [one for one in (passed, own) if one is not None], options
+        # A tokenizer is what transformers needs for stop_strings, and a model of ours has.
+        self._read = {"num_return_sequences", "use_cache", "tokenizer"}
 
     def given(self, name: str) -> bool:
         return name in self._options
@@ -150,16 +180,28 @@ class _Config:
     def take(self, name: str) -> Any:
         self._read.add(name)
         value = self._options.get(name)
-        return getattr(self._config, name, None) if value is None else value
+        return self._configured(name) if value is None else value
+
+    def _configured(self, name: str) -> Any:
+        values = (getattr(config, name, None) for config in self._configs)
+        return next((value for value in values if value is not None), None)
 
     def number(self, name: str, default: int) -> int:
-        value = self._options.get(name, default)
+        value = self.take(name)
+        value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidArgument(f"{name}={value!r}: expected an integer of at least 1")
         return value
 
     def done(self) -> None:
-        """Raises: InvalidArgument for an option that nothing has read and that would change something."""
+        """Raises: InvalidArgument for an option, or a value of a config, that nothing has read and that would change
+        something.
+        """
+        for name, neutral in _UNSERVED.items():
+            value = self._configured(name)
+            if not self.given(name) and value and value != neutral:
+                hint = _HINTS.get(name, "set it to None there, or use transformers' own generate")
+                raise InvalidArgument(f"generation_config.{name}={value!r:.60}: not served here; {hint}")
         for name, value in self._options.items():
             idle = value is None or value is False or (name == "num_beams" and value == 1)
             if name not in self._read and not idle:
@@ -169,9 +211,9 @@ class _Config:
 
 def _new_tokens(config: _Config, length: int) -> int:
     """The most new tokens: of the call's two names the one that is given, else of the config's, else 20."""
-    total = config.take("max_length") if config.given("max_length") and not config.given("max_new_tokens") else None
-    wanted = config.take("max_new_tokens") if total is None else None
-    config.take("max_length")
+    total, wanted = config.take("max_length"), config.take("max_new_tokens")
+    if config.given("max_new_tokens") or (wanted is not None and not config.given("max_length")):
+        total = None
     if total is not None:
         if total <= length:
             raise InvalidArgument(
@@ -190,10 +232,9 @@ def _rows(ids: Any, mask: Any) -> list[list[int]]:
         )
     if mask is None:
         return [[int(i) for i in row] for row in ids.tolist()]
-    if tuple(mask.shape) != tuple(ids.shape):
-        raise InvalidArgument(
-            f"attention_mask: shape {tuple(mask.shape)}; expected that of input_ids, {tuple(ids.shape)}"
-        )
+    given = f"shape {tuple(mask.shape)}" if hasattr(mask, "shape") else type(mask).__name__
+    if tuple(getattr(mask, "shape", ())) != tuple(ids.shape):
+        raise InvalidArgument(f"attention_mask: {given}; expected the shape of input_ids, {tuple(ids.shape)}")
     rows = []
     for number, (row, keep) in enumerate(zip(ids.tolist(), mask.tolist(), strict=True)):
         kept = [int(i) for i, k in zip(row, keep, strict=True) if k]

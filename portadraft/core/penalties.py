@@ -86,7 +86,7 @@ class Processors:
     """
 
     def __init__(self, ops: Ops, sampling: Sampling, vocabulary: int, end_tokens: Sequence[int]) -> None:
-        sampling.check_vocabulary(vocabulary)
+        sampling.check_vocabulary(vocabulary, end_tokens)
         self._ops = ops
         self._sampling = sampling
         self.idle = not sampling.changes_logits

@@ -7,7 +7,7 @@ min-p) and `choice` (argmax or inverse CDF), in that order of application.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -15,6 +15,10 @@ from portadraft.core.uniforms import philox as philox
 from portadraft.core.uniforms import row_seed as row_seed
 from portadraft.core.uniforms import uniforms as uniforms
 from portadraft.errors import InvalidArgument
+
+MOST = 1e15
+"""The greatest size of a bias, a penalty, or the inverse of a temperature: far beyond any logit, and sums and
+quotients with logits still fit into float32, where infinities would cancel to something that is no number."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0, math.inf, "a finite number of at least 0 (0 is greedy)")
+        if 0 < self.temperature < 1 / MOST:
+            raise InvalidArgument(f"temperature={self.temperature!r}: expected 0 (greedy), or at least {1 / MOST:g}")
         if not _is_integer(self.seed) or not 0 <= self.seed < 2**64:
             raise InvalidArgument(f"seed={self.seed!r}: expected an integer from 0 to 2**64 - 1")
         _integer("top_k", self.top_k, "0 keeps every token")
@@ -60,13 +66,12 @@ class Sampling:
         _number(
             "repetition_penalty",
             self.repetition_penalty,
-            0,
-            math.inf,
-            "a finite number above 0 (1 changes nothing, above 1 discourages)",
-            open_low=True,
+            1 / MOST,
+            MOST,
+            f"a number above 0, from {1 / MOST:g} to {MOST:g} (1 changes nothing, above 1 discourages)",
         )
         for name in ("presence_penalty", "frequency_penalty"):
-            _number(name, getattr(self, name), -math.inf, math.inf, "a finite number (0 changes nothing)")
+            _number(name, getattr(self, name), -MOST, MOST, f"a number from {-MOST:g} to {MOST:g} (0 changes nothing)")
         _integer("min_tokens", self.min_tokens, "0 lets an answer end at once")
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         object.__setattr__(self, "banned", _ids("banned", self.banned))
@@ -85,8 +90,11 @@ class Sampling:
         """Whether a choice depends on which tokens came before, other than through the model."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
-    def check_vocabulary(self, size: int) -> None:
-        """Raises: InvalidArgument where an id lies outside 0 … size-1, or nothing would be left to choose."""
+    def check_vocabulary(self, size: int, end_tokens: Iterable[int] = ()) -> None:
+        """Raises: InvalidArgument where an id lies outside 0 … size-1, or nothing would be left to choose.
+
+        end_tokens: of the model, which min_tokens bans for a while.
+        """
         bias = dict(self.logit_bias)
         for name, ids in (("logit_bias", list(bias)), ("banned", list(self.banned))):
             for token in ids:
@@ -95,6 +103,11 @@ class Sampling:
         gone = set(self.banned) | {token for token, value in bias.items() if value == -math.inf}
         if len(gone) >= size:
             raise InvalidArgument(f"banned: all {size} tokens of the vocabulary; leave at least one to choose")
+        if self.min_tokens and len(gone | {token for token in end_tokens if 0 <= token < size}) >= size:
+            raise InvalidArgument(
+                f"min_tokens={self.min_tokens}: all tokens but end tokens are banned, so nothing is left to choose; "
+                "leave it out, or ban fewer"
+            )
 
 
 def _is_integer(value: Any) -> bool:
@@ -134,8 +147,9 @@ def _bias(values: Any) -> tuple[tuple[int, float], ...]:
         raise wrong from None
     _ids("logit_bias", list(pairs))
     for token, value in pairs.items():
-        if not _is_number(value) or math.isnan(value) or value == math.inf:
+        if not _is_number(value) or math.isnan(value) or (abs(value) > MOST and value != -math.inf):
             raise InvalidArgument(
-                f"logit_bias: {value!r} for token {token}; expected a finite number, or -inf to ban the token"
+                f"logit_bias: {value!r} for token {token}; expected a finite number from {-MOST:g} to {MOST:g}, or "
+                "-inf to ban the token"
             )
     return tuple(sorted((token, float(value)) for token, value in pairs.items()))

@@ -8,6 +8,7 @@ import pytest
 
 from portadraft.backends.numpy import NumpyTarget
 from portadraft.core.decode import Decoder
+from portadraft.core.requests import Request
 from portadraft.core.sampling import Sampling
 from portadraft.errors import InvalidArgument
 
@@ -17,17 +18,18 @@ NAN, INF = math.nan, math.inf
 @pytest.mark.parametrize(
     ("name", "bad"),
     [
-        *[("temperature", x) for x in (-0.1, NAN, INF, "1", None, True)],
+        *[("temperature", x) for x in (-0.1, NAN, INF, "1", None, True, 1e-320, 1e-16)],
         *[("seed", x) for x in (-1, 2**64, True, 1.5, None)],
         *[("top_k", x) for x in (-1, 1.5, True, None, "5")],
         *[("top_p", x) for x in (0, 0.0, -0.1, 1.01, NAN, None)],
         *[("min_p", x) for x in (-0.1, 1.01, NAN, None)],
-        *[("repetition_penalty", x) for x in (0, -1, NAN, INF, None)],
-        *[("presence_penalty", x) for x in (NAN, INF, None)],
-        *[("frequency_penalty", x) for x in (NAN, -INF, "0")],
+        *[("repetition_penalty", x) for x in (0, -1, NAN, INF, None, 1e-39, 1e39)],
+        *[("presence_penalty", x) for x in (NAN, INF, None, 1e39)],
+        *[("frequency_penalty", x) for x in (NAN, -INF, "0", 1e158)],
         *[("min_tokens", x) for x in (-1, 2.0, None, True)],
         *[("banned", x) for x in (5, "5", [-1], [1.5], [True], None)],
         *[("logit_bias", x) for x in (5, "5", [(1, 2)], {-1: 1.0}, {1.5: 1.0}, {1: INF}, {1: NAN}, {1: "x"}, (1,))],
+        *[("logit_bias", {1: x}) for x in (1e39, -1e39)],
     ],
 )
 def test_bad_values_are_refused_by_name(name, bad):
@@ -67,6 +69,27 @@ def test_nothing_asked_for_changes_nothing():
 def test_ids_are_checked_against_the_vocabulary(options, message):
     with pytest.raises(InvalidArgument, match=message):
         Decoder(NumpyTarget.random(1, vocabulary_size=64), sampling=Sampling(**options))
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-15, 0.5])
+def test_the_greatest_values_still_leave_numbers(temperature):
+    for options in ({"logit_bias": {5: 1e15}}, {"logit_bias": {5: 1e15, 6: -1e15}, "frequency_penalty": 1.0}):
+        decoder = Decoder(NumpyTarget.random(1, vocabulary_size=64), sampling=Sampling(temperature, **options))
+        decoder.admit([Request((1, 2, 3), 4)])
+        assert [token for _ in range(3) for one in decoder.step() for token in one.tokens] == [5, 5, 5]
+    everything = {"presence_penalty": 1e15, "frequency_penalty": -1e15, "repetition_penalty": 1e15}
+    decoder = Decoder(NumpyTarget.random(1, vocabulary_size=64), sampling=Sampling(temperature, **everything))
+    (first,) = decoder.admit([Request((1, 2, 3), 4)])
+    assert all(0 <= token < 64 for token in first.tokens + decoder.step()[0].tokens)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_min_tokens_needs_a_token_that_is_no_end(temperature):
+    target = NumpyTarget.random(1, vocabulary_size=64)
+    with pytest.raises(InvalidArgument, match=r"min_tokens=2: all tokens but end tokens are banned"):
+        Decoder(target, sampling=Sampling(temperature, banned=range(2, 64), min_tokens=2), end_tokens=[0, 1])
+    Decoder(target, sampling=Sampling(temperature, banned=range(2, 64)), end_tokens=[0, 1])
+    Decoder(target, sampling=Sampling(temperature, banned=range(3, 64), min_tokens=2), end_tokens=[0, 1])
 
 
 def test_a_temperature_beside_a_sampling_is_refused():
