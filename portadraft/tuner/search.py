@@ -266,6 +266,8 @@ class Search:
         rate = statistics.median(rates) if rates else plain * gain
         if chosen is not None and rates and rate <= plain and not interrupted:
             chosen, rate, tokens = None, plain, 1.0  # the scoring rounds say otherwise than the search
+        if chosen is None:  # plain decoding against itself would have no spread
+            rates = [self.machine.batch * 1000 / ms for ms in base]
         corrected = None
         if shapes and self.measured:
             corrected = np.full(self.prediction.table.grid.size, np.nan)

@@ -135,6 +135,7 @@ def test_plain_decoding_wins_where_nothing_is_accepted():
     result, _ = search(machine)
     assert result.shape is None
     assert result.speedup == pytest.approx(1.0)
+    assert result.spread > 0
     assert max(truth(machine).values()) < 1000 / machine.costs.plain_ms
 
 
