@@ -60,7 +60,7 @@ class Call:
         self._model = model
         self.batch, prompts = split_prompts(prompt)
         self.options: Options = parse(options, len(prompts), self.batch, model.codec)
-        self.options.sampling.check_vocabulary(model.target.facts.vocabulary_size)
+        self.options.sampling.check_vocabulary(model.target.facts.vocabulary_size, self.options.end_tokens)
         self._prompts = encode_prompts(model.codec, model.target.facts, prompts, self.options.raw, self.batch)
         asks = self.options.drafter is not ...
         selected = model.drafter_for(self.options.drafter) if asks else model.selected

@@ -17,6 +17,7 @@ from portadraft.bench import agreement
 from portadraft.bench import verify as verify_module
 from portadraft.bench.acceptance import read_prompts
 from portadraft.bench.agreement import compare
+from portadraft.bench.goodness import fair_variation, total_variation
 from portadraft.bench.verify import Report, verify
 from portadraft.cli.app import app
 from portadraft.core.sampling import Sampling
@@ -154,6 +155,26 @@ def test_a_sound_model_has_no_faults(target):
     document = json.loads(json.dumps(report.as_dict()))
     assert document["ok"] is True
     assert document["tokens"] == report.tokens
+
+
+@pytest.mark.parametrize("draws", [1, 8, 500])
+def test_fair_draws_vary_as_said(draws):
+    rng = np.random.default_rng(draws)
+    p = np.append(rng.dirichlet(np.full(40, 0.3)), 0.0)
+    p[:40] *= 0.9
+    p[0] += 0.1
+    runs = [total_variation(counts, p) for counts in rng.multinomial(draws, p / p.sum(), size=4000)]
+    error = 4 * np.std(runs) / np.sqrt(len(runs))
+    assert abs(np.mean(runs) - fair_variation(p, draws)) < error + 1e-9
+    assert abs(np.mean(runs) - fair_variation(p, 2 * draws)) > error
+    assert fair_variation([1.0, 0.0], draws) == 0
+
+
+def test_prompts_are_checked_before_any_is_run(target, monkeypatch):
+    monkeypatch.setattr(verify_module, "compare", lambda *_, **__: pytest.fail("work was done"))
+    selected = Selected(random_redrafter(target, 5), "redrafter", "")
+    with pytest.raises(InvalidArgument, match=r"prompt #1 .*no tokens"):
+        verify(model_of(target), selected, SHAPE, [("fine", "abc"), ("nothing", "")], sampling=SAMPLED)
 
 
 def test_temperature_zero_samples_nothing(target):

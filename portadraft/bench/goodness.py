@@ -40,3 +40,18 @@ def total_variation(counts: Any, probabilities: Any) -> float:
     """Half the sum of |share - probability| over all cells."""
     counts = np.ravel(counts).astype(np.float64)
     return float(np.abs(counts / counts.sum() - np.ravel(probabilities)).sum() / 2)
+
+
+def fair_variation(probabilities: Any, draws: int) -> float:
+    """The total variation that so many fair draws have on average.
+
+    Exact: the mean absolute deviation of each cell's count is De Moivre's (1730),
+    2 k C(n, k) p^k (1 - p)^(n - k + 1) with k = floor(n p) + 1.
+    """
+    p = np.ravel(probabilities).astype(np.float64)
+    p = p[(p > 0) & (p < 1)]
+    k = np.minimum(np.floor(draws * p) + 1, draws)
+    factorial = np.vectorize(math.lgamma, otypes=[np.float64])
+    ways = math.lgamma(draws + 1) - factorial(k + 1) - factorial(draws - k + 1)
+    deviation = np.exp(np.log(2 * k) + ways + k * np.log(p) + (draws - k + 1) * np.log1p(-p))
+    return float(deviation.sum() / (2 * draws))

@@ -11,12 +11,13 @@ import numpy as np
 from portadraft.api import Model
 from portadraft.bench import reference
 from portadraft.bench.agreement import Comparison, compare
-from portadraft.bench.goodness import chi_square, total_variation
+from portadraft.bench.goodness import chi_square, fair_variation, total_variation
 from portadraft.core.choice import Chooser, Situation
 from portadraft.core.sampling import Sampling
 from portadraft.core.types import BeamShape
 from portadraft.core.uniforms import uniforms
 from portadraft.drafters.select import Selected
+from portadraft.prompts import encode_prompts
 
 LEAST_P = 1e-4
 """A chi-square less likely than this is taken for a fault."""
@@ -110,10 +111,13 @@ def verify(
     """Compare drafted with plain decoding on (name, text) prompts, greedy and sampled, and draws with probabilities.
 
     sampling: of the second run and of the draws; where its temperature is 0 there are neither.
+    Raises: InvalidArgument for a prompt that the model cannot take, by its number, before any is run.
     """
     target, codec = model.target, model.codec
     ends = sorted(codec.end_tokens)
-    encoded = [(name, codec.encode_prompt(text)) for name, text in prompts]
+    texts = [text for _, text in prompts]
+    ids_of = encode_prompts(codec, target.facts, texts, raw=False, batch=len(texts) > 1)  # all, before any is run
+    encoded = [(name, ids) for (name, _), ids in zip(prompts, ids_of, strict=True)]
     kinds = [replace(sampling, temperature=0.0)] + ([] if sampling.greedy else [sampling])
     comparisons = []
     for kind in kinds:
@@ -156,7 +160,7 @@ def _samples(model: Model, name: str, ids: Sequence[int], sampling: Sampling, dr
         host = ops.to_numpy(logits)[0]
     p = reference.distribution(host, alone)
     statistic, degrees, chance = chi_square(counts, _apart_from_rounding(p, counts))
-    noise = float(np.sqrt(2 * p * (1 - p) / (np.pi * draws)).sum() / 2)
+    noise = fair_variation(p, draws)
     return Samples(name, draws, statistic, degrees, chance, total_variation(counts, p), noise)
 
 
