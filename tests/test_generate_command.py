@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from portadraft.cli.app import app
-from portadraft.cli.generate import describe, read_biases
+from portadraft.cli.generate import describe, read_biases, read_prompt
+from portadraft.cli.guard import complain, guarded
 from portadraft.errors import InvalidArgument
 from portadraft.options import NAMES
 from tests.test_cli import STATS, Fake, fake, runner  # noqa: F401
@@ -51,3 +52,17 @@ def test_every_end_has_words() -> None:
 
     for reason in get_args(FinishReason):
         assert "ended by " in describe(Generation("x", (1,), reason, STATS))
+
+
+def test_streams_that_were_closed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python sets them to None (`portadraft generate <&-`, `>&-`, `2>&-`)."""
+    monkeypatch.setattr("sys.stdin", None)
+    for prompt in (None, "-"):
+        with pytest.raises(InvalidArgument, match="prompt: none given"):
+            read_prompt(prompt)
+    assert read_prompt("hello") == "hello"
+    monkeypatch.setattr("sys.stderr", None)
+    complain("something")
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr("sys.stdout", None)
+    assert guarded(lambda: 5)() == 5

@@ -51,7 +51,7 @@ def read_prompt(prompt: str | None) -> str:
     """
     if prompt is not None and prompt != "-":
         return prompt
-    if prompt is None and sys.stdin.isatty():
+    if sys.stdin is None or (prompt is None and sys.stdin.isatty()):  # None: it was closed
         raise InvalidArgument("prompt: none given; pass it as an argument, or on standard input")
     try:
         text = sys.stdin.buffer.read().decode("utf-8")

@@ -31,7 +31,8 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         _quiet()
         try:
             result = command(*args, **kwargs)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # None: it was closed
+                sys.stdout.flush()
             return result
         except BrokenPipeError:
             # The reader has gone (`| head`): nothing to say, and nothing to flush at exit.
@@ -50,14 +51,15 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
 def complain(message: str) -> None:
     """One line on standard error."""
-    print(f"portadraft: {' '.join(message.split())}", file=sys.stderr)
+    if sys.stderr is not None:  # print takes None for standard output
+        print(f"portadraft: {' '.join(message.split())}", file=sys.stderr)
 
 
 def _quiet() -> None:
     """Warnings as one line each; the hub's and transformers' progress bars and chatter off, unless asked for."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
     def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
