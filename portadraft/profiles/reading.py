@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +63,18 @@ def read_bounded(path: Path, most: int = MOST_BYTES) -> bytes:
 
     Raises: OSError; CorruptFile where it is no ordinary file (a pipe would wait for ever).
     """
-    if not path.is_file():
-        if path.exists():
+    # Looked at once it is open: between a look at the name and the opening another process may have put it there.
+    try:
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: no such file") from None
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
             raise CorruptFile(f"{_label(str(path))}: not an ordinary file")
-        raise FileNotFoundError(f"{path}: no such file")
-    with path.open("rb") as file:
-        return file.read(most + 1)
+        with os.fdopen(number, "rb", closefd=False) as file:
+            return file.read(most + 1)
+    finally:
+        os.close(number)
 
 
 def check_bounds(data: bytes, name: str, most: int = MOST_BYTES) -> None:

@@ -412,17 +412,22 @@ def test_killed_at_any_moment(tmp_path: Path, what: str) -> None:
     example.write_bytes(make().to_bytes())
     store = Folder(tmp_path / "store")
     processes = [_python(_ENDLESS, what, str(store.path), str(example)) for _ in range(3)]
-    for i, process in enumerate(processes):
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        end = time.monotonic() + 0.1 + 0.13 * i
-        while time.monotonic() < end or not store.ids():
-            for identity in store.ids()[:20]:
-                parse(store.get(identity))  # raises where it is broken
-            index = store.read_index()
-            assert index is None or parse_index(index, "index") is not None
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+    try:
+        for i, process in enumerate(processes):
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            end = time.monotonic() + 0.1 + 0.13 * i
+            while time.monotonic() < end or not store.ids():
+                for identity in store.ids()[:20]:
+                    parse(store.get(identity))  # raises where it is broken
+                index = store.read_index()
+                assert index is None or parse_index(index, "index") is not None
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+    finally:  # a failure must not leave writers that never end
+        for process in processes:
+            process.kill()
+            process.communicate()
     for identity in store.ids():
         parse(store.get(identity))
     push(store, _documents(1))  # no lock is left behind
