@@ -284,9 +284,9 @@ def policy_for(
             }
         reason = f"{reason}; {found.reason}"
     text = f"{shape.width}x{shape.length}" + (f", {shape.nodes} slots" if shape.nodes else "")
-    fixed = FixedShape(shape)
-    # A shape that was asked for, or a rule for comparison, is what the caller wants to run, whatever it costs.
-    return fixed if explicit or chain else _governed(model, selected, options, fixed), {"shape": Choice(text, reason)}
+    # Neither what a caller asks for nor the modest default is watched: on short texts watching the default cost more
+    # than it saved (docs/LOG.md).
+    return FixedShape(shape), {"shape": Choice(text, reason)}
 
 
 def _governed(
