@@ -28,13 +28,14 @@ def temperatures(
     max_tokens: int = 48,
     limit: int | None = None,
     limit_s: float | None = None,
+    batch: int = 1,
     dtype: str = "auto",
 ) -> dict[str, Any]:
-    """Decode prompts one by one: plainly, drafted at each width, and by rejection at width 1, in turns.
+    """Decode prompts, `batch` at once: plainly, drafted at each width, and by rejection at width 1, in turns.
 
     The default node budget of the device holds at every width. tokens_per_step is of all steps together, speedup
     of all tokens over all time against plain decoding of the same prompts; error: the standard error of the
-    prompts' own speedups. limit: only so many prompts, spread over the file; limit_s: begin no
+    batches' own speedups. limit: only so many prompts, spread over the file; limit_s: begin no
     prompt after so many seconds, but the first. Greedy decoding has one rule only.
 
     Raises: InvalidArgument, ModelNotFound for the file.
@@ -54,20 +55,23 @@ def temperatures(
                 "acceptance": "rejection", "width": 1, "length": length, "nodes": nodes,
             }  # fmt: skip
 
-    def once(key: tuple[float, str, int], i: int, most: int) -> Generation:
-        answer: Generation = loaded.generate(texts[i], temperature=key[0], seed=i, max_tokens=most, **tried[key])
-        return answer
+    def once(key: tuple[float, str, int], first: int, most: int) -> list[Generation]:
+        seeds = list(range(first, min(first + batch, len(texts))))
+        some = [texts[i] for i in seeds]
+        answers: list[Generation] = loaded.generate(
+            some, temperature=key[0], seed=seeds, max_tokens=most, batch_size=batch, **tried[key]
+        )
+        return answers
 
     for key in tried:
         once(key, 0, 4)  # first passes of each kind are slow
-    runs: dict[tuple[float, str, int], list[Generation]] = {key: [] for key in tried}
+    runs: dict[tuple[float, str, int], list[list[Generation]]] = {key: [] for key in tried}
     start = time.perf_counter()
-    for i in range(len(texts)):
-        if i and limit_s is not None and time.perf_counter() - start > limit_s:
+    for number, first in enumerate(range(0, len(texts), batch)):
+        if number and limit_s is not None and time.perf_counter() - start > limit_s:
             break
-        keys = list(tried) if i % 2 == 0 else list(reversed(tried))
-        for key in keys:
-            runs[key].append(once(key, i, max_tokens))
+        for key in tried if number % 2 == 0 else reversed(tried):
+            runs[key].append(once(key, first, max_tokens))
     return {
         "bench": "temperatures",
         "model": loaded.name,
@@ -75,17 +79,18 @@ def temperatures(
         "drafter": loaded.chosen["drafter"].value,
         "length": length,
         "nodes": nodes,
-        "prompts": len(runs[next(iter(runs))]),
+        "prompts": sum(map(len, runs[next(iter(runs))])),
+        "batch": batch,
         "max_tokens": max_tokens,
         "rows": [_row(key, found, runs[(key[0], *PLAIN)]) for key, found in runs.items()],
     }
 
 
-def _row(key: tuple[float, str, int], runs: list[Generation], plain: list[Generation]) -> dict[str, Any]:
+def _row(key: tuple[float, str, int], runs: list[list[Generation]], plain: list[list[Generation]]) -> dict[str, Any]:
     temperature, rule, width = key
-    steps = sum(sum(g.stats.accepted.values()) for g in runs)
-    tokens = sum((n + 1) * count for g in runs for n, count in g.stats.accepted.items())
-    ratios = [_rate([g]) / _rate([p]) for g, p in zip(runs, plain, strict=True) if len(g.ids) > 1 and len(p.ids) > 1]
+    accepted = [pair for batch in runs for g in batch for pair in g.stats.accepted.items()]
+    steps, tokens = sum(count for _, count in accepted), sum((n + 1) * count for n, count in accepted)
+    ratios = [_rate([one]) / _rate([other]) for one, other in zip(runs, plain, strict=True)]
     error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.nan
     return {
         "temperature": temperature,
@@ -98,7 +103,7 @@ def _row(key: tuple[float, str, int], runs: list[Generation], plain: list[Genera
     }
 
 
-def _rate(runs: Sequence[Generation]) -> float:
-    """Tokens per second of decoding, the prefill's own token left out."""
-    seconds = sum(g.stats.decode_s for g in runs)
-    return sum(len(g.ids) - 1 for g in runs) / seconds if seconds else math.nan
+def _rate(batches: Sequence[Sequence[Generation]]) -> float:
+    """Tokens per second of decoding, the prefills' own tokens left out; a batch takes as long as its longest row."""
+    seconds = sum(max(g.stats.decode_s for g in batch) for batch in batches)
+    return sum(len(g.ids) - 1 for batch in batches for g in batch) / seconds if seconds else math.nan

@@ -83,6 +83,7 @@ def temperatures(
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=2, help="Of each answer.")] = 48,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many prompts, spread over the file.")] = None,
     limit_s: Annotated[float | None, typer.Option(min=0, help="Begin no prompt after so many seconds.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Rows decoded together.")] = 1,
     dtype: Dtype = "auto",
     threads: Threads = None,
 ) -> None:
@@ -101,6 +102,7 @@ def temperatures(
             max_tokens=max_tokens,
             limit=limit,
             limit_s=limit_s,
+            batch=batch,
             dtype=dtype,
         ),
         "rows",
