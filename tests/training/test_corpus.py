@@ -247,9 +247,10 @@ def test_two_processes_make_the_same_corpus(
     barrier = threading.Barrier(2, timeout=60)
     (tmp_path / "both").mkdir()
     results: dict[int, Any] = {}
+    models = [language_model() for _ in range(2)]  # one each, made before: both from the process' one random state
 
     def work(rank: int) -> None:
-        results[rank] = build(tmp_path / "both", shard=(rank, 2), barrier=barrier.wait, **given)
+        results[rank] = build(tmp_path / "both", model=models[rank], shard=(rank, 2), barrier=barrier.wait, **given)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
     for thread in threads:
