@@ -95,9 +95,30 @@ def _config(
     if cache_limit is not None:
         given["cache_bytes"] = parse_bytes(cache_limit)
     given_fit = _given(schedule)
-    loss = _given({"hard": given_fit.pop("hard", None), "steps": given_fit.pop("steps", None)})
-    fit = dataclasses.replace(base.fit, **given_fit, loss=dataclasses.replace(base.fit.loss, **loss))
+    fit = dataclasses.replace(base.fit, loss=_loss(base.fit.loss, given_fit), **given_fit)
     return dataclasses.replace(base, **given, fit=fit)
+
+
+def _loss(base: Any, given: dict[str, Any]) -> Any:
+    """What concerns the loss, taken out of the given options."""
+    changes: dict[str, Any] = {name: given.pop(name) for name in ("hard", "steps") if name in given}
+    if "loss_temperature" in given:
+        changes["temperature"] = given.pop("loss_temperature")
+    if "step_weights" in given:
+        changes["step_weights"] = _numbers(given.pop("step_weights"))
+    try:
+        return dataclasses.replace(base, **changes)
+    except InvalidArgument as error:
+        raise InvalidArgument(re.sub(r"^temperature=", "loss_temperature=", str(error))) from None
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidArgument(
+            f"step_weights={text!r}: expected a number for each drafting step, such as 1,0.8,0.6,0.5,0.4"
+        ) from None
 
 
 _OPTIONS = {"tied_head": "--untied-head", "cache_bytes": "--cache-limit", "own_prompts": "--prompts"} | {
@@ -105,7 +126,7 @@ _OPTIONS = {"tied_head": "--untied-head", "cache_bytes": "--cache-limit", "own_p
     for name in (
         "out data text mode mix budget resume overwrite init draft_vocabulary ship_vocabulary blocks inner_size "
         "temperature seed dtype device cache_limit epochs rate max_answer max_length text_tokens batch steps hard work "
-        "rows patience"
+        "rows patience loss_temperature step_weights"
     ).split()
 }
 

@@ -40,6 +40,14 @@ class Row:
         return bool(self.prompt or self.messages)
 
     @property
+    def place(self) -> str:
+        """File (without its folders) and line, for people: `prompts.jsonl, line 3`."""
+        found = re.fullmatch(r"data=(['\"])(.*)\1(, .*)", self.where, re.DOTALL)
+        if found is None:
+            return self.where
+        return (found[2] if found[2].startswith("hf:") else Path(found[2]).name) + found[3]
+
+    @property
     def key(self) -> str:
         """What makes the row this row: duplicates and the held-out split go by it."""
         if self.messages is not None:

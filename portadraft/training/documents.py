@@ -24,11 +24,12 @@ OPENING = 48
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's ids. key: of the row it is from; answer: the target's own, recorded before."""
+    """A prompt's ids. key: of the row it is from; answer: the target's own, recorded before; place: file and line."""
 
     ids: tuple[int, ...]
     key: str
     answer: tuple[int, ...] | None = None
+    place: str = ""
 
 
 class Encoder:
@@ -72,7 +73,7 @@ class Encoder:
                 self.counts["prompts_too_long"] += 1
                 continue
             self._check(row)
-            out.append(Prompt(tuple(ids), row.key, row.answer_ids or None))
+            out.append(Prompt(tuple(ids), row.key, row.answer_ids or None, row.place))
         return out
 
     def answered(self, prompt: Prompt, answer: Sequence[int], held: bool) -> Document | None:
@@ -80,7 +81,7 @@ class Encoder:
         ids = [*prompt.ids, *answer][: self.longest]
         if not answer or len(ids) < LEAST:
             return None
-        return Document(ids, self.start(prompt.ids), len(prompt.ids), "answer", held)
+        return Document(ids, self.start(prompt.ids), len(prompt.ids), "answer", held, prompt.place)
 
     def texts(self, rows: Sequence[Row]) -> list[Document]:
         """Texts that the target only reads: a chat turn where there is a prompt, else the text as it is.
@@ -92,7 +93,7 @@ class Encoder:
             if not row.text:
                 continue
             if not row.asks:
-                out += self._pieces(self._encode(row, special=True))
+                out += self._pieces(self._encode(row, special=True), row.place)
                 continue
             prompt = self._prompt(row)
             # The answer continues a templated prompt, so it is encoded without special tokens of its own.
@@ -106,13 +107,17 @@ class Encoder:
             if len(ids) < start + LEAST or len(ids) <= len(prompt):
                 self.counts["texts_too_short"] += 1
                 continue
-            out.append(Document(ids, start, len(prompt), "text"))
+            out.append(Document(ids, start, len(prompt), "text", place=row.place))
         return out
 
-    def _pieces(self, ids: list[int]) -> list[Document]:
-        pieces = [ids[i : i + self.longest] for i in range(0, len(ids), self.longest)]
-        self.counts["texts_split"] += len(pieces) > 1
-        kept = [Document(piece, 0, 0, "text") for piece in pieces if len(piece) >= LEAST]
+    def _pieces(self, ids: list[int], place: str) -> list[Document]:
+        starts = range(0, len(ids), self.longest)
+        self.counts["texts_split"] += len(starts) > 1
+        kept = [
+            Document(ids[i : i + self.longest], 0, 0, "text", place=f"{place}, from token {i}" if i else place)
+            for i in starts
+            if len(ids) - i >= LEAST
+        ]
         if not kept:
             self.counts["texts_too_short"] += 1
         return kept

@@ -6,7 +6,7 @@ whether it is held out. `hidden` holds bfloat16 bits, one row a token, on disk o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,13 +32,17 @@ Teaching = Literal["distribution", "tokens"]
 
 @dataclass(frozen=True)
 class Document:
-    """One text: token ids, where the part worth learning from starts, where the answer starts."""
+    """One text: token ids, where the part worth learning from starts, where the answer starts.
+
+    place: the file and line it is from, for people.
+    """
 
     tokens: list[int]
     start: int
     answer: int
     kind: str = "answer"
     held_out: bool = False
+    place: str = ""
 
 
 class Features:
@@ -47,6 +51,7 @@ class Features:
     hidden: (n, D) uint16 by row number, the target's feature at each token. tokens: (n,) int32.
     offsets: (documents + 1,) first token of each. documents: (documents, 4): start, answer, kind,
     held out. teaching: what the drafter is to imitate there. said: from head products to logits.
+    named: where each document is from, for people; empty where that is not known.
     """
 
     def __init__(
@@ -57,9 +62,10 @@ class Features:
         documents: NDArray[np.int32],
         teaching: Teaching = "distribution",
         said: Said | None = None,
+        named: Sequence[str] = (),
     ) -> None:
         self.hidden, self.tokens, self.offsets, self.documents = hidden, tokens, offsets, documents
-        self.teaching, self.said = teaching, said or Said()
+        self.teaching, self.said, self.named = teaching, said or Said(), named
 
     def __len__(self) -> int:
         return len(self.documents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from portadraft.drafters.checkpoint import Checkpoint
 from portadraft.drafters.redrafter import ReDrafter
 from portadraft.profiles.shape import default_shape
 from portadraft.training import bill, vocabulary
+from portadraft.training.counters import FitResult
 from portadraft.training.distributed import Processes
 from portadraft.training.evaluation import replayed, shape_name
-from portadraft.training.loop import FitResult
 from portadraft.tuner.replay import Recording
 
 
@@ -48,6 +49,27 @@ def final_figures(
     ]
     if not recordings:
         return {}
+    one = runnable(target, checkpoint)
+    return replayed(
+        Processes(), config, one.params, one.table, recordings, wanted, one.vocabulary, one.dtype
+    ).tokens_per_step
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """A checkpoint as the drafter's functions take it, in the type that it is trained in.
+
+    params: with the head's; table: (V, E); vocabulary: (V',) the target's id of each drafter id.
+    """
+
+    params: dict[str, Tensor]
+    table: Tensor
+    vocabulary: NDArray[np.int32]
+    dtype: str
+
+
+def runnable(target: Any, checkpoint: Checkpoint) -> Runnable:
+    """Bind a checkpoint to its target."""
     chosen = _ids(checkpoint)
     head, bias = head_for(target, chosen)
     name = computation(head)
@@ -56,8 +78,7 @@ def final_figures(
     params["head.weight"] = head.to(dtype)
     if bias is not None:
         params["head.bias"] = bias.to(dtype)
-    table = target.embeddings().to(dtype)
-    return replayed(Processes(), config, params, table, recordings, wanted, chosen, name).tokens_per_step
+    return Runnable(params, target.embeddings().to(dtype), chosen, name)
 
 
 def facts_of(

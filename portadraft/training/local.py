@@ -176,8 +176,9 @@ class LocalFeatures(Features):
         offsets: NDArray[np.int64],
         documents: NDArray[np.int32],
         said: Said | None = None,
+        named: Sequence[str] = (),
     ) -> None:
-        super().__init__(hidden, branches.reshape(-1), offsets, documents, "distribution", said)
+        super().__init__(hidden, branches.reshape(-1), offsets, documents, "distribution", said, named)
         self.branches = branches
 
     def segments(self, length: int, held_out: bool) -> NDArray[np.int64]:

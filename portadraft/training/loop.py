@@ -24,11 +24,12 @@ from torch import Tensor
 from portadraft.core.recurrent import RecurrentConfig
 from portadraft.core.types import BeamShape
 from portadraft.training.config import FitConfig
+from portadraft.training.counters import FitResult, Params, Report
 from portadraft.training.distributed import Processes
 from portadraft.training.features import Features
 from portadraft.training.initial import initial
 from portadraft.training.order import Jobs, plain_jobs
-from portadraft.training.trainer import FitResult, Params, Report, Trainer
+from portadraft.training.trainer import Trainer
 from portadraft.tuner.replay import Recording
 
 __all__ = ["FitConfig", "FitResult", "fit", "initial"]

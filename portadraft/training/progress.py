@@ -104,10 +104,13 @@ def evaluation_line(entry: dict[str, Any]) -> str:
 
 
 def skipped_line(skipped: dict[str, Any]) -> str:
-    """An update that was left out: which, why, and the documents that it was to learn from."""
+    """An update that was left out: which, why, and the documents that it was to learn from, by file and line."""
     places = []
     for place in skipped["where"]:
-        documents = place["documents"]
+        documents, named = place["documents"], [name for name in place.get("places", ()) if name]
+        if named:
+            places.append("; ".join(named[:4]) + (" …" if len(named) > 4 else ""))
+            continue
         more = " …" if len(documents) > 4 else ""
         places.append(f"documents {', '.join(map(str, documents[:4]))}{more} of source {place['source']}")
     return f"update {skipped['update']}: {skipped['reason']} ({'; '.join(places)})"

@@ -145,12 +145,17 @@ class Plan:
         """What `Features.documents` says of them."""
         return np.array([(d.start, d.answer, KINDS.index(d.kind), int(d.held_out)) for d in self.laid], np.int32)
 
+    @property
+    def places(self) -> list[str]:
+        """Where each document is from, in that order."""
+        return [d.place for d in self.laid]
+
     def features(self, hidden: Any, teaching: Teaching, said: Said) -> Features:
         """The features of all tokens."""
         laid = self.laid
         tokens = np.concatenate([np.array(d.tokens, np.int32) for d in laid])
         offsets = np.cumsum([0, *(len(d.tokens) for d in laid)]).astype(np.int64)
-        return Features(hidden, tokens, offsets, self.table, teaching, said)
+        return Features(hidden, tokens, offsets, self.table, teaching, said, self.places)
 
 
 def record(

@@ -121,7 +121,7 @@ class Shelf:
             plan, store = self.plans[LOCAL], self.stores[LOCAL]
             branches = np.concatenate([np.load(self._tokens(c), allow_pickle=False) for c in range(len(plan.chunks))])
             offsets = np.cumsum([0, *(len(branches_of(d)) for d in plan.laid)]).astype(np.int64)
-            sources.append(LocalFeatures(store, branches, offsets, plan.table, self.said))
+            sources.append(LocalFeatures(store, branches, offsets, plan.table, self.said, plan.places))
             modes.append("local")
         return sources, modes
 
@@ -166,7 +166,7 @@ class Shelf:
         limit, steps = self.context, self.request.steps
         longest = min(self.longest, continuer.longest or self.longest, limit - steps if limit else self.longest)
         out = [
-            Document(d.tokens[:longest], d.start, min(d.answer, longest), d.kind)
+            Document(d.tokens[:longest], d.start, min(d.answer, longest), d.kind, place=d.place)
             for d in texts
             if min(len(d.tokens), longest) >= d.start + 2
         ]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,16 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from portadraft import models
-from portadraft.backends.torch import make_target
-from portadraft.backends.torch.loading import Loaded, load_model
 from portadraft.core.recurrent import RecurrentConfig
-from portadraft.core.target import Target
 from portadraft.core.types import BeamShape
-from portadraft.drafters.checkpoint import Checkpoint, Identity, read_checkpoint, write_checkpoint
-from portadraft.errors import IncompatibleDrafter, InvalidArgument
-from portadraft.identity import tokenizer_fingerprint
-from portadraft.text import TextCodec
+from portadraft.drafters.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from portadraft.training import bill, vocabulary
 from portadraft.training.budget import parse_budget
 from portadraft.training.config import BLOCKS, DRAFT_VOCABULARY, FitConfig, TrainConfig, config_from_json
@@ -35,6 +26,7 @@ from portadraft.training.finish import computation, costs_of, facts_of, final_fi
 from portadraft.training.loop import FitResult, fit
 from portadraft.training.progress import Progress
 from portadraft.training.resume import write_whole
+from portadraft.training.teacher import load_teacher
 from portadraft.training.work import BEST, CORPUS, REQUEST, STATE, VOCABULARY, Clock, check_same, discard
 from portadraft.tuner.replay import Recording
 
@@ -80,14 +72,10 @@ class Stages:
 
     def all(self, device: str) -> Trained:
         """Run them all, in every process alike. device: where this one computes."""
-        _keep_freed_memory()
-        source = models.resolve(self.request["model"])
-        loaded = load_model(source, dtype=self.request["dtype"], device=device)
-        self.codec = TextCodec(loaded.tokenizer, loaded.generation_config, template=source.template)
-        self.loaded, self.target = loaded, make_target(loaded.model)
-        self.identity = _identity(source.label, self.target, loaded)
+        self.teacher = load_teacher(self.request["model"], self.request["dtype"], device)
+        self.target, self.identity = self.teacher.target, self.teacher.identity
         self._check_target()
-        self._check_sizes()
+        self.teacher.check_sizes(self.config)
         corpus = self._corpus()
         self.made_something = True
         chosen = self._vocabulary(corpus)
@@ -106,29 +94,8 @@ class Stages:
             check_same(self.folder, {"model": json.loads(path.read_text("utf-8"))}, {"model": facts})
         elif self.processes.main:
             write_whole(path, json.dumps(facts).encode())
-        if self.start is None:
-            return
-        was, now = self.start.identity, self.identity
-        if (was.vocabulary_size, was.hidden_size) != (now.vocabulary_size, now.hidden_size) or (
-            was.tokenizer and was.tokenizer != now.tokenizer
-        ):
-            raise IncompatibleDrafter(
-                f"init={self.request['init']!r}: made for {was.name or 'another model'} ({was.vocabulary_size} tokens, "
-                f"hidden size {was.hidden_size}), but the model has {now.vocabulary_size} and {now.hidden_size}"
-                + (", or another tokenizer" if was.hidden_size == now.hidden_size else "")
-                + "; start from a drafter of this model, or from none"
-            )
-
-    def _check_sizes(self) -> None:
-        """Sizes of the draft vocabulary, before hours go into text."""
-        least, most = max(1, len(self._always())), self.identity.vocabulary_size
-        for name in ("draft_vocabulary", "ship_vocabulary"):
-            size = getattr(self.config, name)
-            if size is not None and not least <= size <= most:
-                raise InvalidArgument(
-                    f"{name}={size}: expected {least} to {most}, the model's special and end tokens and its whole "
-                    "vocabulary"
-                )
+        if self.start is not None:
+            self.teacher.check_start(self.start, self.request["init"])
 
     # text and targets
 
@@ -161,7 +128,7 @@ class Stages:
             cache_bytes=config.cache_bytes,
         )
         corpus = build_corpus(
-            self.target, self.loaded.model, self.codec, wanted, self.folder / CORPUS, self.show,
+            self.target, self.teacher.loaded.model, self.teacher.codec, wanted, self.folder / CORPUS, self.show,
             (processes.rank, processes.world), processes.barrier,
         )  # fmt: skip
         processes.barrier()
@@ -172,7 +139,7 @@ class Stages:
         from portadraft.training.generate import greedy_answers
 
         began, ticks = self.clock.seconds, 24
-        prompt = self.codec.encode_prompt("Write a short story about the sea.")
+        prompt = self.teacher.codec.encode_prompt("Write a short story about the sea.")
         made = greedy_answers(self.target, [prompt] * self.config.batch, ticks, (), self.config.batch)
         tokens_per_s = sum(map(len, made)) / max(self.clock.seconds - began, 1e-9) * self.processes.world
         each = 48 + 0.7 * self.config.max_answer  # a prompt, and an answer that mostly ends by itself
@@ -187,16 +154,11 @@ class Stages:
         if processes.main and not path.exists():
             size = min(self.config.draft_vocabulary or DRAFT_VOCABULARY, self.identity.vocabulary_size)
             buffer = io.BytesIO()
-            chosen = corpus.choose_vocabulary(self.target, size, self._always(), self.config.fit.seed)
+            chosen = corpus.choose_vocabulary(self.target, size, self.teacher.always, self.config.fit.seed)
             np.save(buffer, chosen, allow_pickle=False)
             write_whole(path, buffer.getvalue())
         processes.barrier()
         return np.asarray(np.load(path, allow_pickle=False), np.int32)
-
-    def _always(self) -> set[int]:
-        """Special and end tokens, which the drafter predicts whatever its vocabulary."""
-        ids = {*self.codec.end_tokens, *map(int, getattr(self.codec.tokenizer, "all_special_ids", ()))}
-        return {i for i in ids if 0 <= i < self.identity.vocabulary_size}
 
     def _shipped(self, corpus: Corpus, checkpoint: Checkpoint) -> Checkpoint:
         """The drafter cut to the tokens that are worth most, if that was asked for."""
@@ -207,7 +169,7 @@ class Stages:
         head, bias = self.target.head_rows(), self.target.head_bias()
         mean = vocabulary.mean_prediction(corpus.sources, head, bias, seed=self.config.fit.seed)
         kept = vocabulary.choose(
-            occurrences, mean, size, self._always(), among=checkpoint.draft_vocabulary, name="ship_vocabulary"
+            occurrences, mean, size, self.teacher.always, among=checkpoint.draft_vocabulary, name="ship_vocabulary"
         )
         return vocabulary.cut(checkpoint, kept)
 
@@ -299,10 +261,9 @@ class Stages:
         checkpoint = self._shipped(corpus, checkpoint)
         figures = final_figures(self.target, checkpoint, recordings, SHAPES)
         training = self._asked() | corpus.facts | facts_of(checkpoint, recordings, result, figures)
-        own = sum(p.numel() for p in self.loaded.model.parameters())
         training |= costs_of(
-            self.target, checkpoint, own, corpus.facts, figures, result.rows, self.config.fit.loss.steps,
-            self.clock.seconds,
+            self.target, checkpoint, self.teacher.parameters, corpus.facts, figures, result.rows,
+            self.config.fit.loss.steps, self.clock.seconds,
         )  # fmt: skip
         write_checkpoint(self.out, replace(checkpoint, training=training), overwrite=True)
         discard(self.folder)
@@ -311,29 +272,7 @@ class Stages:
         return Trained(self.out, figures, training)
 
 
-def _identity(label: str, target: Target, loaded: Loaded) -> Identity:
-    return Identity(
-        vocabulary_size=target.facts.vocabulary_size,
-        hidden_size=target.facts.hidden_size,
-        name=label,
-        tokenizer=tokenizer_fingerprint(loaded.tokenizer),
-        weights_id=target.facts.weights_id,
-    )
-
-
 def _spread(recordings: Sequence[Recording], most: int) -> list[Recording]:
     """At most so many, evenly taken."""
     step = max(1, -(-len(recordings) // most))
     return list(recordings[::step])
-
-
-def _keep_freed_memory() -> None:
-    """Ask glibc to keep freed blocks: the page faults of large temporaries cost up to half the time."""
-    if sys.platform != "linux":
-        return
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-4, 0)  # M_MMAP_MAX: no block of its own mapping
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-    except (OSError, AttributeError):
-        pass  # another C library; only speed is lost

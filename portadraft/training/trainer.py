@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from portadraft.core.types import BeamShape
 from portadraft.errors import InvalidArgument
 from portadraft.training.bill import peak_bytes
 from portadraft.training.config import FitConfig
+from portadraft.training.counters import Counters, FitResult, Params, Report
 from portadraft.training.distributed import Processes
 from portadraft.training.evaluation import Figures, replayed
 from portadraft.training.features import Features
@@ -34,55 +35,6 @@ from portadraft.tuner.replay import Recording
 TRAINED = 0.75
 """With about what probability a position goes on to its next step once the drafter has learned. At first that is far
 less, and an update takes half as long: the speed is measured as it will be."""
-
-Params = dict[str, Tensor]
-Report = Callable[[dict[str, Any]], None]
-
-
-@dataclass
-class Counters:
-    """Where a run stands: all of its state but the tensors.
-
-    number: batches taken from the order; updates: those that changed the parameters; positions: trained on; rows:
-    drafting steps at positions, which is what the work goes by. skipped: what was left out, and why.
-    norms: the latest gradients' norms. stale: evaluations since the best. seconds: spent, over all sessions.
-    """
-
-    number: int = 0
-    updates: int = 0
-    positions: int = 0
-    rows: int = 0
-    skipped: list[dict[str, Any]] = field(default_factory=list)
-    skipped_updates: int = 0
-    norms: list[float] = field(default_factory=list)
-    score: float = -1.0
-    stale: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)
-    plan: dict[str, int] | None = None
-    seconds: float = 0.0
-    peak_bytes: int = 0
-    ended: str = ""
-
-
-@dataclass
-class FitResult:
-    """The best averaged parameters, and what was seen on the way (see `Counters`).
-
-    score: tokens per step of the first shape, -1 where nothing was held out. ended: why it ended, in words.
-    """
-
-    params: Params
-    score: float
-    history: list[dict[str, Any]]
-    updates: int
-    positions: int
-    rows: int
-    skipped: int
-    skipped_where: list[dict[str, Any]]
-    planned: int
-    seconds: float
-    peak_bytes: int
-    ended: str
 
 
 class Trainer:
@@ -220,10 +172,12 @@ class Trainer:
             self.report({"skipped": entry})
 
     def where(self, source: Features, segments: NDArray[np.int64]) -> dict[str, Any]:
-        """Which documents of which source some segments belong to."""
-        documents = np.searchsorted(source.offsets, segments[:, 0], side="right") - 1
+        """Which documents of which source some segments belong to, and the files and lines that these are from."""
+        numbers = np.searchsorted(source.offsets, segments[:, 0], side="right") - 1
+        documents = sorted({int(d) for d in numbers})
         index = next((i for i, one in enumerate(self.sources) if one is source), None)
-        return {"source": index, "documents": sorted({int(d) for d in documents})}
+        places = list(dict.fromkeys(source.named[d] for d in documents)) if source.named else []
+        return {"source": index, "documents": documents, "places": places}
 
     def tell(self, batch: Batch, norm: float, plan: Plan) -> None:
         now, at = time.monotonic(), self.at

@@ -344,6 +344,27 @@ def test_rows_that_do_not_fit_are_counted_or_refused(tmp_path: Path) -> None:
         build(tmp_path / "f", data=[write(tmp_path / "o.jsonl", [{"prompt": "w9", "response_ids": [V]}])])
 
 
+def test_documents_know_the_file_and_line_they_are_from(tmp_path: Path) -> None:
+    """However they were laid out, cut, split or continued; folders are nobody's business."""
+    prompts = write(tmp_path / "prompts.jsonl", [{"prompt": words(6)} for _ in range(12)])
+    texts = [{"text": words(20)} for _ in range(5)]
+    corpus = build(
+        tmp_path / "c", data=[prompts], text=[write(tmp_path / "texts.jsonl", [*texts, {"text": words(100)}])],
+        mix={"sequence": 1, "text": 1, "local": 1}, held_out=1,
+    )  # fmt: skip
+    answers, read, local = corpus.sources
+    lines = [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
+    for tokens, place in zip(spans(answers), answers.named, strict=True):
+        name, _, line = place.partition(", line ")
+        assert name == "prompts.jsonl"
+        assert codec().encode_prompt(lines[int(line) - 1]) == tokens[: len(codec().encode_prompt(lines[int(line) - 1]))]
+    whole = [f"texts.jsonl, line {i}" for i in range(1, 7)]
+    assert sorted(read.named) == sorted(local.named) == [*whole, "texts.jsonl, line 6, from token 64"]
+    for tokens, place in zip(spans(read), read.named, strict=True):
+        if "line 6" not in place:
+            assert tokens == codec().tokenizer.encode(texts[int(place[-1]) - 1]["text"])
+
+
 def test_requests_that_cannot_be(tmp_path: Path, data: Path) -> None:
     for options, says in (
         ({"mix": {"speech": 1}}, "no mode 'speech'"),

@@ -141,7 +141,8 @@ def spoiled(features: Features, document: int, bits: int) -> Features:
     hidden = np.asarray(features.hidden).copy()
     low = int(features.offsets[document])
     hidden[low + 10 : low + 20] = bits
-    return Features(hidden, features.tokens, features.offsets, features.documents)
+    named = [f"texts.jsonl, line {d + 1}" for d in range(len(features))]
+    return Features(hidden, features.tokens, features.offsets, features.documents, named=named)
 
 
 def test_a_nan_is_skipped_counted_and_named(world: World) -> None:
@@ -153,11 +154,13 @@ def test_a_nan_is_skipped_counted_and_named(world: World) -> None:
         assert entry["reason"] == "the gradient is not finite"
         assert entry["where"][0]["source"] == 0 and 7 in entry["where"][0]["documents"]
         json.dumps(entry, allow_nan=False)
+        assert "texts.jsonl, line 8" in entry["where"][0]["places"]  # document 7
+        shown = skipped_line(entry)
+        assert "not finite" in shown and "texts.jsonl, line " in shown
     assert [e["skipped"] for e in said if "skipped" in e] == result.skipped_where
     assert all(torch.isfinite(v).all() for v in result.params.values())
-    assert "documents" in skipped_line(result.skipped_where[0]) and "not finite" in skipped_line(
-        result.skipped_where[0]
-    )
+    entry["where"][0]["places"] = []  # of features made by hand nothing else is known
+    assert "documents" in skipped_line(entry) and "of source 0" in skipped_line(entry)
     assert world.fit(settings_for(epochs=2)).skipped == 0  # negative control
 
 
