@@ -199,6 +199,10 @@ def test_train_arguments_arrive(runner: CliRunner, monkeypatch: pytest.MonkeyPat
         ("--mode parrot", "--mode 'parrot': expected one of sequence"),
         ("--cache-limit lots", "--cache-limit 'lots': expected a size such as 20GB"),
         ("--draft-vocabulary 0", "--draft-vocabulary 0: expected a whole number"),
+        ("--loss-temperature 0", "--loss-temperature 0.0: expected a number above 0; to learn first choices alone"),
+        ("--step-weights 1,x", "--step-weights '1,x': expected a number for each drafting step"),
+        ("--step-weights 1,1", "--step-weights (1.0, 1.0): expected 5 numbers of at least 0, one for each of"),
+        ("--steps 2 --step-weights 0,1", "--step-weights (0.0, 1.0): expected 2 numbers of at least 0"),
         ("--resume --overwrite", "--resume, --overwrite: one goes on, the other starts again"),
         ("--data none.jsonl", "--data 'none.jsonl': no such file"),
         ("--out portadraft", "--out 'portadraft': exists already; choose another folder, or replace it with"),
@@ -207,7 +211,7 @@ def test_train_arguments_arrive(runner: CliRunner, monkeypatch: pytest.MonkeyPat
 def test_train_options_are_checked_before_the_model(
     runner: CliRunner, monkeypatch: pytest.MonkeyPatch, options: str, says: str
 ) -> None:
-    loading = pytest.importorskip("portadraft.training.stages", reason="torch is not installed (extra train)")
+    loading = pytest.importorskip("portadraft.training.teacher", reason="torch is not installed (extra train)")
     monkeypatch.setattr(loading, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     line = ["train", "no-such-model", *([] if "--out" in options else ["--out", "no-such-folder"]), *options.split()]
     result = runner.invoke(app, line)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import portadraft
-from portadraft.cli import bench, profiles, tuning
+from portadraft.cli import bench, bench_training, profiles, tuning
 from portadraft.cli.guard import INTERRUPTED, complain, guarded
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -22,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+bench_training.register(bench.app)
 app.add_typer(bench.app, name="bench")
 app.add_typer(profiles.app, name="profiles")
 tuning.register(app, bench.app)
@@ -230,6 +231,12 @@ def train(
     hard: Annotated[
         float | None, typer.Option(help="Share of cross-entropy in the loss; the rest is KL divergence.")
     ] = None,
+    loss_temperature: Annotated[
+        float | None, typer.Option(help="At which the model speaks in the KL divergence; 1 is as it is.")
+    ] = None,
+    step_weights: Annotated[
+        str | None, typer.Option(help="What the loss counts for at each drafting step: 1,0.8,0.6,0.5,0.4.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of everything random.")] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -273,6 +280,8 @@ def train(
             "seed": seed,
             "steps": steps,
             "hard": hard,
+            "loss_temperature": loss_temperature,
+            "step_weights": step_weights,
         },
         as_json=as_json,
         init=init,
