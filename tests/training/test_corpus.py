@@ -344,6 +344,20 @@ def test_rows_that_do_not_fit_are_counted_or_refused(tmp_path: Path) -> None:
         build(tmp_path / "f", data=[write(tmp_path / "o.jsonl", [{"prompt": "w9", "response_ids": [V]}])])
 
 
+def test_texts_longer_than_the_context_are_split_at_it(tmp_path: Path) -> None:
+    """The model's context, not the length that was asked for, bounds a document."""
+    plain = write(tmp_path / "t.jsonl", [{"text": words(n)} for n in (90, 20, 32, 33)])
+    corpus = build(tmp_path / "c", text=[plain], model=language_model(32), held_out=0, max_answer=4)
+    lengths = sorted(map(len, spans(corpus.sources[0])))
+    assert lengths == [20, 26, 32, 32, 32, 32]  # 33 leaves a piece of one token, from which nothing can be learned
+    assert corpus.facts["texts_split"] == 2
+    pairs = write(tmp_path / "p.jsonl", [{"prompt": "w9 w8", "reference": words(60)}, {"prompt": words(40)}])
+    corpus = build(tmp_path / "d", text=[pairs], model=language_model(32), held_out=0)
+    assert [len(s) for s in spans(corpus.sources[0])] == [32] and corpus.facts["texts_cut"] == 1
+    with pytest.raises(InvalidArgument, match="1 too long for max_length=32"):
+        build(tmp_path / "e", data=[write(tmp_path / "q.jsonl", [{"prompt": words(40)}])], model=language_model(32))
+
+
 def test_documents_know_the_file_and_line_they_are_from(tmp_path: Path) -> None:
     """However they were laid out, cut, split or continued; folders are nobody's business."""
     prompts = write(tmp_path / "prompts.jsonl", [{"prompt": words(6)} for _ in range(12)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,22 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from portadraft.backends.torch import make_target
 from portadraft.backends.torch.ops import TorchOps
 from portadraft.core import recurrent
-from portadraft.core.decode import Decoder, Request
+from portadraft.core.decode import Request
 from portadraft.core.recurrent import RecurrentConfig
 from portadraft.core.types import BeamShape
+from portadraft.core.uniforms import row_seed
 from portadraft.drafters.checkpoint import read_checkpoint
 from portadraft.drafters.redrafter import ReDrafter
 from portadraft.errors import InvalidArgument, ModelNotFound
+from portadraft.testing import decode
 from portadraft.training import data, vocabulary
 from portadraft.training.features import Document, Features
 from portadraft.training.generate import greedy_answers
 from portadraft.training.loop import FitConfig, fit, initial
 from portadraft.training.loss import LossConfig, distil
 from portadraft.training.recording import features_of, record
-from portadraft.tuner.replay import Recording, replay
+from portadraft.tuner.recordings import record as made
+from portadraft.tuner.replay import replay
 
 V, D = 48, 16
 EVERY = LossConfig(steps=3, hard=0.1, floor=1.0, dropout=0.0)
@@ -285,36 +289,40 @@ def params(model: Any, features: Features) -> dict[str, Any]:
     return trained
 
 
-@pytest.mark.parametrize(
-    "shape", [BeamShape(1, 4), BeamShape(4, 4), BeamShape(4, 4, 6), BeamShape(3, 2), BeamShape(6, 5, 12)]
-)
-def test_replay_counts_what_the_loop_accepts(model: Any, params: dict[str, Any], shape: BeamShape) -> None:
+REPLAYED = [
+    BeamShape(*shape)
+    for shape in (
+        (1, 1), (1, 3), (1, 4), (1, 5, 3), (2, 2), (2, 4, 5), (3, 2), (3, 5, 4), (4, 1), (4, 3, 8), (4, 4), (4, 4, 6),
+        (6, 2, 4), (6, 5, 12), (8, 4),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_replay_counts_what_the_loop_accepts(model: Any, params: dict[str, Any], temperature: float) -> None:
+    """Fifteen shapes, whose accepted counts are those of the decode loop, step by step, in float32."""
     table, head = tables(model)
-    prompts = [[3, 4, 5], [40, 2, 9, 9], [7]]
+    prompts, most = [(3, 4, 5), (40, 2, 9, 9), (7,)], 40
     target = make_target(model)
     drafter = ReDrafter(target, architecture(), params)
-    decoder = Decoder(target, drafter, shape)
-    wanted: list[list[int]] = []
-    recordings = []
-    for prompt in prompts:
-        progress = decoder.admit([Request(tuple(prompt), 40)])
-        accepted, ids = [], list(progress[0].tokens)
-        while decoder.live:
-            (one,) = decoder.step()
-            ids += one.tokens
-            if one.accepted is not None:
-                accepted.append(one.accepted)
-        wanted.append(accepted)
-        every = torch.tensor([[*prompt, *ids]])
-        hidden = features_of(model, every, torch.ones_like(every))[0]
-        recordings.append(Recording(np.array(ids, np.int32), hidden[len(prompt) - 1 : -1]))
-    (got,) = replay(TorchOps("cpu"), architecture(), params | {"head.weight": head}, table, recordings, [shape], rows=2)
-    # The loop also counts a last step that ends exactly at the limit; replay leaves out what it cannot know.
-    for mine, loop in zip(got.accepted, wanted, strict=True):
-        assert mine == loop[: len(mine)]
-        assert len(loop) - len(mine) <= 1
-    assert got.steps > 10
-    assert sum(map(sum, got.accepted)) > 0
+    requests = [Request(p, most, row_seed(3, i)) for i, p in enumerate(prompts)]
+    recordings = made(target, prompts, max_tokens=most, temperature=temperature, seed=3)
+    own = params | {"head.weight": head}
+    results = replay(TorchOps("cpu"), architecture(), own, table, recordings, REPLAYED, rows=2)
+    for got in results:
+        answers, reported = decode(target, drafter, requests, got.shape, temperature=temperature)
+        # The loop also counts a last step that ends exactly at the limit; replay leaves out what it cannot know.
+        for row, mine in enumerate(got.accepted):
+            assert answers[row] == recordings[row].tokens.tolist()
+            loop = [p.accepted for p in reported if p.key == row and p.accepted is not None]
+            assert mine == loop[: len(mine)]
+            assert len(loop) - len(mine) <= 1
+        assert got.steps > 10
+    assert sum(sum(map(sum, got.accepted)) for got in results) > 50
+    # Negative control: every draft from its neighbour's feature.
+    shifted = [replace(r, hidden=np.roll(r.hidden, 1, axis=0)) for r in recordings]
+    wrong = replay(TorchOps("cpu"), architecture(), own, table, shifted, REPLAYED, rows=2)
+    assert sum(a.accepted != b.accepted for a, b in zip(results, wrong, strict=True)) > 10
 
 
 # the draft vocabulary
