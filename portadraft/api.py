@@ -27,7 +27,7 @@ from portadraft.turns import Turn
 if TYPE_CHECKING:
     from portadraft.conversation import Chat
     from portadraft.profiles.book import Book
-    from portadraft.profiles.governor import Evidence
+    from portadraft.profiles.evidence import Evidence
     from portadraft.profiles.schema import Profile
 
 

@@ -22,7 +22,8 @@ from portadraft.drafters.select import Selected
 from portadraft.generation import Choice, Delta, FinishReason, Generation, Stats, Tally, TokenLogprob
 from portadraft.options import DEFAULT_BATCH_SIZE, Options, parse
 from portadraft.prefix import PrefixCache
-from portadraft.profiles.governor import Evidence, Governor
+from portadraft.profiles.evidence import Evidence
+from portadraft.profiles.governor import Governor
 from portadraft.profiles.policy import FixedShape, ShapePolicy
 from portadraft.profiles.shape import default_shape
 from portadraft.prompts import encode_prompts, is_ids, split_prompts
@@ -163,7 +164,8 @@ class Call:
         start = time.perf_counter()
         progress = decoder.step()
         now = time.perf_counter()
-        self._policy.observe(live, shape, sum(len(one.tokens) for one in progress), now - start)
+        drafted = shape if any(one.drafted for one in progress) else None  # a lookup may have found nothing
+        self._policy.observe(live, drafted, sum(len(one.tokens) for one in progress), now - start)
         for one in progress:
             rows[one.key].decode_s += now - start
             rows[one.key].tally.add(one)
@@ -279,20 +281,25 @@ def policy_for(
         policy, found = model.profiles.policy(selected, rows, temperature=temperature, context=context)
         if policy is not None:
             trusted = found.trusted or found.step == "asked-for"
-            return _governed(model, selected, options, policy, trusted), {
-                "shape": Choice(policy.describe(), found.reason)
-            }
+            governed = _governed(model, selected, options, policy, context, trusted)
+            return governed, {"shape": Choice(policy.describe(), found.reason)}
         reason = f"{reason}; {found.reason}"
     text = f"{shape.width}x{shape.length}" + (f", {shape.nodes} slots" if shape.nodes else "")
-    # Neither what a caller asks for nor the modest default is watched: on short texts watching the default cost more
-    # than it saved (docs/LOG.md).
-    return FixedShape(shape), {"shape": Choice(text, reason)}
+    said = {"shape": Choice(text, reason)}
+    # What a caller asks for is not watched; nor is rejection, whose text depends on what was drafted.
+    if explicit or chain:
+        return FixedShape(shape), said
+    return _governed(model, selected, options, FixedShape(shape), context, trusted=True), said
 
 
 def _governed(
-    model: Model, selected: Selected, options: Options, policy: ShapePolicy, trusted: bool = False
+    model: Model, selected: Selected, options: Options, policy: ShapePolicy, context: int, trusted: bool
 ) -> Governor:
-    """The policy while it pays (see `portadraft.profiles.governor`), with what earlier calls have learned."""
+    """The policy while it pays (see `portadraft.profiles.governor`), with what earlier calls have learned.
+
+    context: tokens of the longest prompt; what steps cost is learned for contexts of about that size.
+    """
     drafter = selected.drafter
-    key = (selected.name, getattr(drafter, "id", "") or id(drafter), options.sampling.greedy)
+    size = (context // 256).bit_length()
+    key = (selected.name, getattr(drafter, "id", "") or id(drafter), options.sampling.greedy, size)
     return Governor(policy, model.evidence.setdefault(key, Evidence()), trusted=trusted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from portadraft.core.recurrent import RecurrentConfig
 from portadraft.errors import CorruptFile, InvalidArgument, ModelNotFound
+from portadraft.scratch import sweep
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -112,6 +114,7 @@ def write_folder(folder: Path, document: dict[str, Any], weights: bytes, overwri
     temporary: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        sweep(folder.parent, f".{glob.escape(folder.name)}.*.part")
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
         _write_file(temporary / WEIGHTS, weights)
         _write_file(temporary / CONFIG, text.encode())

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from portadraft.models.cache import cache_root
+from portadraft.scratch import sweep
 
 MOST = 512
 """Records that are kept; the oldest go first."""
@@ -36,6 +37,7 @@ def write_record(path: Path, reason: str) -> None:
     """Record an outcome in one move, and let go of the oldest records where there are too many."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
+        sweep(path.parent, "*.tmp")
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import secrets
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,11 +18,11 @@ from filelock import FileLock
 
 from portadraft.errors import CorruptFile, InvalidArgument
 from portadraft.profiles.reading import read_bounded
+from portadraft.scratch import sweep
 
 INDEX = "index.json"
 MOST_INDEX_BYTES = 64 * 2**20
 _NAME = re.compile(r"[0-9a-f]{64}\.json")
-_STALE_S = 3600.0
 
 
 def digest(data: bytes) -> str:
@@ -111,7 +110,7 @@ class Folder:
 
     def _write(self, name: str, data: bytes) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        self._tidy()
+        sweep(self.path, ".*.tmp")
         scratch = self.path / f".{os.getpid()}-{secrets.token_hex(6)}.tmp"
         try:
             with scratch.open("xb") as file:
@@ -121,10 +120,3 @@ class Folder:
             scratch.replace(self.path / name)
         finally:
             scratch.unlink(missing_ok=True)
-
-    def _tidy(self) -> None:
-        """Remove what killed processes left."""
-        for scratch in self.path.glob(".*.tmp"):
-            with contextlib.suppress(OSError):
-                if time.time() - scratch.stat().st_mtime > _STALE_S:
-                    scratch.unlink()

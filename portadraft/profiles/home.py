@@ -17,6 +17,7 @@ from portadraft.errors import InvalidArgument
 from portadraft.models.cache import cache_root
 from portadraft.profiles.folder import Folder
 from portadraft.profiles.schema import Machine, Profile
+from portadraft.scratch import sweep
 
 VARIABLE = "PORTADRAFT_PROFILES"
 """The fleet store's URL; "none" switches a configured one off."""
@@ -46,6 +47,7 @@ def submitter() -> str:
             found = path.read_text(encoding="ascii", errors="replace")
             if found.isalnum() and len(found) == 16:
                 return found
+        sweep(path.parent, ".submitter-*.tmp")
         scratch = path.with_name(f".submitter-{secrets.token_hex(6)}.tmp")
         scratch.write_text(secrets.token_hex(8), encoding="ascii")
         try:

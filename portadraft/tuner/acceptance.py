@@ -25,6 +25,7 @@ from portadraft.core.drafter import Drafter
 from portadraft.core.ops import Ops
 from portadraft.core.types import BeamShape
 from portadraft.errors import CorruptFile, InvalidArgument
+from portadraft.scratch import sweep
 from portadraft.tuner.grid import Grid, Kind
 from portadraft.tuner.positions import follow, positions
 from portadraft.tuner.recordings import Recording
@@ -141,7 +142,8 @@ class AcceptanceTable:
         tensors = {name: v.astype("<u2") if v.size and v.max() < 65536 else v for name, v in tensors.items()}
         data = safetensors.numpy.save(tensors, {"portadraft": json.dumps(head)})
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        sweep(path.parent, ".*.safetensors.*.tmp")
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from portadraft.backends.sources import DOWNLOADED, NOT_DOWNLOADED, first_line
 from portadraft.models import ModelSource
 
 _SECONDS = 10.0
+_MOST_REQUESTS = 20
 
 
 def announce(source: ModelSource) -> str | None:
@@ -22,8 +25,8 @@ def announce(source: ModelSource) -> str | None:
             f"{source.location} is not (all) on this machine, and the Hugging Face hub could not be asked for its size "
             f"({first_line(error)})"
         )
-    if not any(name.endswith(".safetensors") for name in files):
-        return f"{source.location} has no safetensors weights on the hub; only its small files are downloaded"
+    if not _has_weights(files):
+        return f"{source.location} has no safetensors weights on the hub; {_elsewhere(source)}"
     missing = {name: size for name, size in files.items() if _cached(source, name) is None}
     if not missing:
         return None
@@ -32,6 +35,42 @@ def announce(source: ModelSource) -> str | None:
         f"{source.location} is not {'all ' if part else ''}on this machine: loading it downloads {len(missing)}{part} "
         f"files, {_size(sum(missing.values()))}, from the Hugging Face hub into its cache; press Ctrl-C now to stop"
     )
+
+
+def _has_weights(names: Iterable[str]) -> bool:
+    return any(name.endswith(".safetensors") for name in names)
+
+
+def _elsewhere(source: ModelSource) -> str:
+    """Where such weights may be had: pull requests often bring them, and are anybody's."""
+    try:
+        found = _pull_request(source)
+    except Exception:  # the hub that told of the files may still refuse this
+        found = None
+    if found is None:
+        return (
+            "portadraft reads no pickled ones. Convert them with transformers (from_pretrained, then save_pretrained) "
+            "and pass the folder"
+        )
+    reference, size = found
+    return (
+        f"a pull request there has: pass '{source.location}@{reference}' ({_size(size)}). Anybody may open one: see on "
+        "the hub whose it is"
+    )
+
+
+def _pull_request(source: ModelSource) -> tuple[str, int] | None:
+    """The oldest pull request whose files hold safetensors weights, and the bytes that loading it fetches."""
+    from huggingface_hub import HfApi
+
+    requests = HfApi().list_repo_refs(source.location, include_pull_requests=True).pull_requests or []
+    numbers = sorted(int(r.ref.rsplit("/", 1)[-1]) for r in requests if r.ref.rsplit("/", 1)[-1].isdigit())
+    for number in numbers[:_MOST_REQUESTS]:
+        reference = f"refs/pr/{number}"
+        files = _files(replace(source, revision=reference))
+        if _has_weights(files):
+            return reference, sum(files.values())
+    return None
 
 
 def _size(number: int) -> str:

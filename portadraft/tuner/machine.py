@@ -23,6 +23,8 @@ from portadraft.errors import InvalidArgument, OutOfMemory
 
 GROWTH = 192
 """Tokens that a row grows by before it is replaced by another prompt."""
+_LEAST_GROWTH = 24
+"""The same where the model's context limit leaves no room for more."""
 
 
 _MEMORY_RAN_OUT = ("out of memory", "outofmemory", "can't allocate", "failed to allocate", "unable to alloc")
@@ -116,6 +118,7 @@ class LiveMachine:
     """This machine, with a loaded target. Use as a context manager: rows are let go at the end.
 
     prompts: token ids, taken in turns and brought to `context` tokens by what stands before them in the list.
+    context: less than was asked for where the model's limit leaves no room for steps behind it.
     """
 
     target: Target
@@ -127,6 +130,7 @@ class LiveMachine:
     seed: int = 0
     _decoder: Decoder | None = None
     _switch: _Switch = field(init=False)
+    _growth: int = field(init=False)
     _grown: int = 0
     _next: int = 0
 
@@ -134,6 +138,10 @@ class LiveMachine:
         if not self.prompts:
             raise InvalidArgument("prompts=[]: expected at least one, to measure on")
         self._switch = _Switch(self.drafter)
+        self._growth, limit = GROWTH, self.target.facts.context_limit
+        if limit is not None:
+            self.context = max(1, min(self.context, limit - 3 * _LEAST_GROWTH))
+            self._growth = max(_LEAST_GROWTH, min(GROWTH, (limit - self.context) // 3))
 
     def __enter__(self) -> LiveMachine:
         return self
@@ -227,13 +235,13 @@ class LiveMachine:
 
     def _rows(self, need: int) -> Decoder:
         """The live rows, replaced by the next prompts once they have grown."""
-        if self._decoder is not None and self._grown + need <= max(GROWTH, need):
+        if self._decoder is not None and self._grown + need <= max(self._growth, need):
             return self._decoder
         self.close()
         prompts = [self._prompt(self._next + i) for i in range(self.batch)]
         self._next = (self._next + self.batch) % len(self.prompts)
         decoder = Decoder(self.target, self._switch, BeamShape(4, 8), temperature=self.temperature)
-        most = 2 * max(GROWTH, need)
+        most = 2 * max(self._growth, need)
         try:
             decoder.admit([Request(p, most, self.seed + i) for i, p in enumerate(prompts)])
         except BaseException:
@@ -253,6 +261,6 @@ class LiveMachine:
             ids = more[max(0, len(more) + len(ids) - self.context) :] + ids
             before -= 1
         limit = self.target.facts.context_limit
-        if limit is not None and len(ids) + 3 * GROWTH > limit:
-            ids = ids[-max(1, limit - 3 * GROWTH) :]
+        if limit is not None and len(ids) + 3 * self._growth > limit:
+            ids = ids[-max(1, limit - 3 * self._growth) :]
         return tuple(ids)

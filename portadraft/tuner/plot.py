@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from portadraft.errors import InvalidArgument, MissingDependency
+from portadraft.scratch import sweep
 from portadraft.tuner.run import DrafterResult, Outcome, shape_name
 from portadraft.tuner.search import Result
 
@@ -55,6 +56,7 @@ def draw(outcome: Outcome, where: Path) -> list[Path]:
 
 
 def _save(plt: Any, figure: Any, path: Path) -> Path:
+    sweep(path.parent, ".*.tmp.png")
     temporary = path.with_name(f".{path.name}.tmp.png")
     try:
         figure.savefig(temporary, dpi=80)

@@ -20,7 +20,7 @@ from portadraft.profiles.schema import (
     now,
     spread_of,
 )
-from portadraft.tuner.run import DrafterResult, Outcome, shape_name
+from portadraft.tuner.run import DrafterResult, Outcome, TuneConfig, shape_name
 from portadraft.tuner.search import Result
 
 _KEPT_SHAPES = 120
@@ -39,7 +39,10 @@ def to_profile(model: Model, outcome: Outcome, one: DrafterResult) -> Profile:
         model=profiles.model_identity(model.target, model.name, one_fingerprint(model)),
         drafter=profiles.drafter_identity(one.drafter, one.name),
         conditions=Conditions(
-            dtype=facts.dtype, temperature=config.temperature, context=config.context, objective=config.objective
+            dtype=facts.dtype,
+            temperature=config.temperature,
+            context=measured_context(one, config),
+            objective=config.objective,
         ),
         batches=tuple(_choice(r) for r in one.results),
         recommended_batch_size=outcome.recommended_batch_size if one is outcome.best else None,
@@ -126,13 +129,20 @@ def _samples(one: DrafterResult, who: str, run: str) -> list[Sample]:
     return out[:20_000]
 
 
+def measured_context(one: DrafterResult, config: TuneConfig) -> int:
+    """Tokens before the steps that were measured: fewer than asked for where the model's limit left no room."""
+    if config.device_curve is not None or not one.costs:
+        return config.context
+    return min(costs.context for costs, _ in one.costs)
+
+
 def as_dict(outcome: Outcome) -> dict[str, Any]:
     """For JSON."""
     return {
         "model": outcome.model,
         "objective": outcome.config.objective,
         "temperature": outcome.config.temperature,
-        "context": outcome.config.context,
+        "context": measured_context(outcome.best, outcome.config),
         "best_drafter": outcome.best.name,
         "recommended_batch_size": outcome.recommended_batch_size,
         "disturbed": outcome.disturbed,

@@ -92,7 +92,9 @@ class Search:
     turn: int = STEPS
     _round: int = 0
     _known: tuple[int, NDArray[np.float64], NDArray[np.float64]] | None = None
-    _turns: list[float] = field(default_factory=list)
+    _end: float | None = None
+    _spent: float = 0.0
+    _planned: float = 0.0
 
     def run(self, exhaustive: bool = False) -> Result:
         """Search, choose, score. Ctrl-C keeps what was found so far."""
@@ -101,6 +103,8 @@ class Search:
         shapes = self.prediction.distinct()[: None if exhaustive else _CANDIDATES]
         most = max((self.prediction.table.kind.slots(s, True) for s in shapes), default=1)
         self._model = Surrogate(shapes, most)
+        self._end = None if exhaustive else end
+        self._pace()
         interrupted, chosen = False, None
         try:
             if exhaustive:
@@ -113,6 +117,23 @@ class Search:
             interrupted = True
             chosen = self._choose(shapes)
         return self._result(chosen, shapes, start, interrupted)
+
+    def _pace(self) -> None:
+        """Fewer steps a turn on a device so slow that a round would take a large part of the time."""
+        step_s = self.prediction.costs.plain_ms / 1000
+        while self.turn > 1 and 12 * self.turn * step_s > self.seconds:
+            self.turn -= 1
+
+    def _takes(self, shapes: Sequence[BeamShape | None]) -> float:
+        """Seconds that a round of these and plain decoding is expected to take, as rounds have gone so far."""
+        slower = max(self._spent / self._planned, 1.0) if self._planned else 1.0
+        return slower * self._plan(shapes)
+
+    def _plan(self, shapes: Sequence[BeamShape | None]) -> float:
+        """The same by prediction alone."""
+        means, grid = self.prediction.tokens_per_step, self.prediction.table.grid
+        drafted = [1000 * self.machine.batch * float(means[grid.index(s)]) / self.prediction.of(s) for s in shapes if s]
+        return self.turn * (self.prediction.costs.plain_ms + sum(drafted)) / 1000
 
     # choosing
 
@@ -134,7 +155,7 @@ class Search:
 
     def _search(self, shapes: Sequence[BeamShape], end: float) -> None:
         first = self._spread(shapes)
-        while shapes and self.clock() + self._scoring() < end:
+        while shapes:
             fitting = self._fitting(shapes)
             if not fitting.any():
                 return
@@ -148,6 +169,11 @@ class Search:
                 top = shapes[int(np.where(fitting, mean, -np.inf).argmax())]
                 if top not in wanted:
                     wanted.append(top)
+            left = end - self.clock() - self._scoring(shapes)
+            while wanted and self._takes(wanted) > left:
+                wanted.pop()
+            if not wanted:
+                return
             self._measure(wanted, "search")
             champion = self._choose(shapes)
             self.report(f"best so far {_name(champion)}: {self._estimate(champion, shapes):.1f} tokens/s")
@@ -162,11 +188,10 @@ class Search:
         least = _PROMISING * self.prediction.of(shapes[0]) if shapes else 0.0
         return [s for s in best.values() if self.prediction.of(s) >= least]
 
-    def _scoring(self) -> float:
-        """Seconds to keep for the scoring rounds."""
-        if not self._turns:
-            return 0.0
-        return (SCORE_ROUNDS + 1) * 2 * max(statistics.median(self._turns), 1e-4) * 1.2
+    def _scoring(self, shapes: Sequence[BeamShape]) -> float:
+        """Seconds to keep for the scoring rounds: for all of them, or a third of the time on a slow device."""
+        one = 1.2 * self._takes(shapes[:1])
+        return max(one, min((SCORE_ROUNDS + 1) * one, self.seconds / 3))
 
     def _choose(self, shapes: Sequence[BeamShape]) -> BeamShape | None:
         """The best by the posterior mean among shapes that were measured; None: plain."""
@@ -197,9 +222,8 @@ class Search:
 
     def _score(self, chosen: Sequence[BeamShape | None], end: float, all_rounds: bool) -> None:
         wanted = [s for s in chosen if s is not None]
-        for n in range(SCORE_ROUNDS):
-            took = max(statistics.median(self._turns), 1e-4) * (len(wanted) + 1) if self._turns else 0.0
-            if n and not all_rounds and self.clock() + took > end:
+        for _ in range(SCORE_ROUNDS):
+            if not all_rounds and self.clock() + self._takes(wanted) > end:
                 return
             self._measure(wanted, "score")
 
@@ -210,7 +234,11 @@ class Search:
             self.measured.extend(done)
             if not disturbed:
                 return
-            self.report("the machine is busy: " + ("repeating the round" if attempt == 0 else "kept with a mark"))
+            late = self._end is not None and self.clock() + self._takes(shapes) > self._end
+            again = attempt == 0 and not late
+            self.report("the machine is busy: " + ("repeating the round" if again else "kept with a mark"))
+            if not again:
+                return
 
     def one_round(self, shapes: Sequence[BeamShape], phase: Literal["search", "score"]) -> tuple[list[Measured], bool]:
         self._round += 1
@@ -220,9 +248,9 @@ class Search:
         chunks: dict[BeamShape | None, tuple[float, float, float]] = {}
         plain: list[float] = []
         self.disturbance.begin()
+        start = self.clock()
         for shape in order:
             self.report(f"trying {_name(shape)}")
-            start = self.clock()
             try:
                 chunk = self.machine.steps(shape, self.turn)
             except Exception as error:
@@ -231,12 +259,14 @@ class Search:
                 slots = self.prediction.table.kind.slots(shape, True)
                 self.too_large = slots if self.too_large is None else min(self.too_large, slots)
                 continue
-            self._turns.append(self.clock() - start)
             if shape is None:
                 plain = list(chunk.ms)
             ratio = _trimmed([ms / self._expected(shape, n) for ms, n in zip(chunk.ms, chunk.slots, strict=True)])
             chunks[shape] = ratio, statistics.fmean(chunk.ms), chunk.tokens * 1000 / sum(chunk.ms)
         disturbed = self.disturbance.end(plain)
+        if not disturbed:
+            self._spent += self.clock() - start
+            self._planned += self._plan(shapes)
         base, plain_ms = chunks[None][0], _trimmed(plain)
         return [
             Measured(s, self._round, phase, math.log(ratio / base), ms, plain_ms, rate, disturbed)

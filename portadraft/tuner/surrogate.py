@@ -19,6 +19,7 @@ from portadraft.core.types import BeamShape
 from portadraft.errors import MissingDependency
 
 _LEAST_NOISE = 0.01
+_FEW, _FAR = 4, math.log(1.5)
 UNSEEN = 0.1
 """What a prediction is worth before anything was measured: a standard deviation of 10 %."""
 
@@ -32,7 +33,7 @@ class Surrogate:
 
     def posterior(self, ratios: Mapping[BeamShape, Sequence[float]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean and standard deviation at every shape. ratios: log(measured ÷ predicted) of each turn, by shape."""
-        by_shape = {s: list(v) for s, v in ratios.items() if s in self._index and v}
+        by_shape = _without_hiccups({s: list(v) for s, v in ratios.items() if s in self._index and v})
         n = len(self._points)
         if not by_shape:
             return np.zeros(n), np.full(n, UNSEEN)
@@ -74,14 +75,27 @@ def _features(shape: BeamShape, most: int) -> tuple[float, float, float]:
 
 
 def _noise(groups: Sequence[Sequence[float]]) -> float:
-    """The standard deviation of one turn, pooled over shapes that were measured again."""
-    squares, count = 0.0, 0
+    """The standard deviation of one turn, pooled over shapes that were measured again.
+
+    From the median deviation: one turn that took four times as long would else hide all differences between shapes.
+    """
+    deviations: list[float] = []
     for values in groups:
-        mean = statistics.fmean(values)
-        squares += sum((v - mean) ** 2 for v in values)
-        count += len(values) - 1
-    pooled = math.sqrt((squares + 4 * 0.02**2) / (count + 4))  # starts from 2 %
+        n, middle = len(values), statistics.median(values)
+        if n > 1:
+            apart = sorted(abs(v - middle) for v in values)[n % 2 :]  # without the median itself
+            deviations += [d * math.sqrt(n / (n - 1)) for d in apart]
+    typical = 1.4826 * statistics.median(deviations) if deviations else 0.0
+    pooled = math.sqrt((len(deviations) * typical**2 + 4 * 0.02**2) / (len(deviations) + 4))  # starts from 2 %
     return max(pooled, _LEAST_NOISE)
+
+
+def _without_hiccups(ratios: dict[BeamShape, list[float]]) -> dict[BeamShape, list[float]]:
+    """Without shapes of which the only turn was far slower than the rest: another turn must say so, too."""
+    if len(ratios) < _FEW:
+        return ratios
+    middle = statistics.median(statistics.median(v) for v in ratios.values())
+    return {s: v for s, v in ratios.items() if len(v) > 1 or v[0] < middle + _FAR}
 
 
 def expected_improvement(mean: NDArray[np.float64], deviation: NDArray[np.float64], best: float) -> NDArray[np.float64]:

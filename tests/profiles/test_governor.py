@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from portadraft.core.types import BeamShape
-from portadraft.profiles.governor import ALLOWANCE_S, LOSS, Evidence, Governor, ladder
+from portadraft.profiles.evidence import Evidence
+from portadraft.profiles.governor import ALLOWANCE_S, LOSS, Governor, ladder
 from portadraft.profiles.policy import FixedShape
 
 PLAIN_S = 0.036

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -35,18 +35,29 @@ BESIDE = {  # what other programs read of a repository; loading does not
 
 @dataclass
 class Hub:
-    """A server of models: {id: {file: bytes}}; requests: paths asked for; sent: bytes of files by name."""
+    """A server of models: {id: {file: bytes}}; requests: paths asked for; sent: bytes of files by name; requests_of:
+    what pull requests add, by model and reference.
+    """
 
     models: dict[str, dict[str, bytes]]
     url: str = ""
     requests: list[str] = field(default_factory=list)
     sent: dict[str, int] = field(default_factory=dict)
+    requests_of: dict[str, dict[str, dict[str, bytes]]] = field(default_factory=dict)
 
     def answer(self, path: str) -> tuple[int, bytes, dict[str, str]]:
         for model, files in self.models.items():
             if path in (f"/api/models/{model}", f"/api/models/{model}/revision/main"):
                 siblings = [{"rfilename": n, "size": len(d), "blobId": _etag(d)} for n, d in files.items()]
                 return 200, json.dumps({"id": model, "sha": COMMIT, "siblings": siblings}).encode(), {}
+            if path == f"/api/models/{model}/refs":
+                requests = [{"name": n, "ref": n, "targetCommit": COMMIT} for n in self.requests_of.get(model, {})]
+                refs = {"branches": [], "converts": [], "tags": [], "pullRequests": requests}
+                return 200, json.dumps(refs).encode(), {}
+            for name, more in self.requests_of.get(model, {}).items():
+                if unquote(path) == f"/api/models/{model}/revision/{name}":
+                    siblings = [{"rfilename": n, "size": len(d), "blobId": _etag(d)} for n, d in (files | more).items()]
+                    return 200, json.dumps({"id": model, "sha": COMMIT, "siblings": siblings}).encode(), {}
             if path.startswith(f"/api/models/{model}/tree/"):
                 tree = [{"type": "file", "path": n, "size": len(d), "oid": _etag(d)} for n, d in files.items()]
                 return 200, json.dumps(tree).encode(), {}
@@ -160,10 +171,15 @@ def test_a_download_that_was_broken_off_is_announced(hub: Hub, tmp_path: Path) -
 
 def test_weights_that_are_not_read_are_not_counted(hub: Hub, tmp_path: Path) -> None:
     code = "from portadraft.models import resolve; from portadraft.tuner.download import announce\n"
-    code += "print(announce(resolve('me/pickled')), '|', announce(resolve('me/nowhere')))"
-    pickled, nowhere = client(code, hub.url, tmp_path).stdout.split("|")
-    assert "no safetensors weights" in pickled
+    code += "print(announce(resolve('me/pickled')), '|', announce(resolve('me/nowhere')), '|', "
+    code += "announce(resolve('me/vicuna')))"
+    hub.models["me/vicuna"] = hub.models["me/pickled"]
+    weights = {"model.safetensors": b"w" * 2_000_000}
+    hub.requests_of = {"me/vicuna": {"refs/pr/12": weights, "refs/pr/3": weights, "refs/pr/1": {"notes.md": b"n"}}}
+    pickled, nowhere, vicuna = client(code, hub.url, tmp_path).stdout.split("|")
+    assert "no safetensors weights" in pickled and "save_pretrained" in pickled and "refs/pr" not in pickled
     assert "could not be asked" in nowhere
+    assert "no safetensors weights" in vicuna and "'me/vicuna@refs/pr/3' (2.0 MB)" in vicuna
 
 
 def test_folders_are_not_announced(hub: Hub, tmp_path: Path) -> None:

@@ -236,6 +236,18 @@ def test_a_pass_takes_time_however_slow_its_packing_seemed(model: Any, monkeypat
         assert machine.check_ms(9, 4) > 0
 
 
+def test_a_context_that_leaves_no_room_is_cut_and_named_as_it_was(place: Path, tmp_path: Path) -> None:
+    """A model of 96 tokens, asked for 80 before the steps: 24 are left, and the profile says so."""
+    save_model(tmp_path / "small", max_position_embeddings=96)
+    small = portadraft.load(tmp_path / "small", dtype="float32", device="cpu")
+    few = config(place, drafters=("lookup",), context=80, budget_s=0.5)
+    outcome = Tuner(small, few).run()
+    assert as_dict(outcome)["context"] == 24
+    assert to_profile(small, outcome, outcome.best).conditions.context == 24
+    roomy = config(place, drafters=("lookup",), context=20, budget_s=0.5)
+    assert as_dict(Tuner(small, roomy).run())["context"] == 20
+
+
 def test_a_context_beyond_the_models_is_refused(model: Any, place: Path) -> None:
     with pytest.raises(InvalidArgument, match="context=2048: the model's context is 2048"):
         Tuner(model, config(place, context=2048))

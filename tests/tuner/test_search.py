@@ -179,6 +179,23 @@ def test_a_disturbed_round_is_repeated_and_does_not_count():
     assert rates[result.shape] >= 0.97 * max(rates.values())
 
 
+def test_turns_that_hiccup_unseen_decide_nothing():
+    """Now and then a turn takes four times as long while plain decoding does not, so that no disturbance is seen."""
+
+    @dataclass
+    class Hiccups(Skewed):
+        def steps(self, shape, count):
+            self.busy = (self.calls + 1, self.calls + 2) if shape and self.calls % 9 == 4 else (0, 0)
+            return super().steps(shape, count)
+
+    for seed in range(4):
+        machine = Hiccups(synthetic.device(), synthetic.table(), noise=0.02, seed=seed)
+        result, _ = search(machine)
+        rates = truth(machine)
+        assert rates[result.shape] >= 0.97 * max(rates.values())
+        assert max(m.ratio for m in result.measured) > 1  # they were there
+
+
 def test_a_machine_that_is_busy_all_along_is_said():
     class Others:
         used = 0.0
@@ -199,6 +216,26 @@ def test_exhaustive_measures_every_shape():
     assert {m.shape for m in result.measured if m.shape} == set(result.prediction.distinct())
     rates = truth(machine)
     assert rates[result.shape] >= 0.99 * max(rates.values())
+
+
+@pytest.mark.parametrize("plain_ms", [400.0, 1500.0, 4000.0])
+def test_a_slow_device_keeps_the_budget(plain_ms):
+    """A minute holds 15 plain steps of the slowest: its costs are coarse, its rounds short."""
+    machine = Skewed(synthetic.device(plain=plain_ms, per_slot=plain_ms / 40), synthetic.table(), noise=0.03)
+    result, took = search(machine, budget=60)
+    assert took <= 1.1 * 60
+    assert any(m.phase == "score" for m in result.measured)
+    rates = truth(machine)
+    assert rates[result.shape] >= 0.9 * max(rates.values())
+
+
+def test_where_nothing_fits_into_the_budget_the_prediction_is_taken():
+    """A single plain step takes a fifth of the time: one of each kind is run, and no more."""
+    machine = Skewed(synthetic.device(plain=12_000.0, per_slot=300.0), synthetic.table(), noise=0.03)
+    result, took = search(machine, budget=60)
+    assert took <= 1.1 * 60
+    assert result.measured == []
+    assert result.shape == result.prediction.best() is not None
 
 
 def test_expected_improvement():
