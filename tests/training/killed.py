@@ -21,7 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from portadraft.training import corpus as corpus_module
-from portadraft.training import resume, stages
+from portadraft.training import resume, shelf, stages
 from portadraft.training.run import TrainConfig, train
 from portadraft.training.trainer import Trainer
 from tests.training.tiny import model_folder, prompts_file, settings_for
@@ -67,6 +67,8 @@ def suicide_at(moment: str, nth: int) -> None:
         from portadraft.core.decode import Decoder
 
         Decoder.step = counted(Decoder.step)  # type: ignore[method-assign]
+    elif moment == "reading":  # features are recorded, and not yet on the disk
+        shelf.record_batches = counted(shelf.record_batches, before=False)
     elif moment == "saving":  # the state's bytes are written, and not yet in their place
         real_fsync = resume.os.fsync
         in_state = resume.save_state
@@ -82,7 +84,7 @@ def suicide_at(moment: str, nth: int) -> None:
         stages.write_checkpoint = counted(stages.write_checkpoint)
 
 
-MOMENTS = {"generating": (3, 9, 30), "saving": (1, 4), "training": (1, 5, 9), "finishing": (1, 2, 3)}
+MOMENTS = {"generating": (3, 9, 30), "reading": (1, 2), "saving": (1, 4), "training": (1, 5, 9), "finishing": (1, 2, 3)}
 
 
 def main(place: Path) -> None:

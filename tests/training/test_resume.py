@@ -290,7 +290,7 @@ def test_another_request_is_refused_by_name(tmp_path: Path) -> None:
 # kill -9, anywhere
 
 
-@pytest.mark.parametrize("moment", ["generating", "saving", "training", "finishing"])
+@pytest.mark.parametrize("moment", ["generating", "reading", "saving", "training", "finishing"])
 def test_killed_and_resumed(killed_runs: dict[str, Any], moment: str) -> None:
     """Real processes on a tiny model, killed by SIGKILL; see `killed.py`."""
     assert killed_runs["kills"][moment] >= 1, "it was never killed at that moment"
