@@ -5,6 +5,7 @@
     ├── ModelNotFound   (also LookupError)  a model or drafter name leads nowhere
     ├── UnsupportedModel                    the model cannot verify trees; the reason is named
     ├── IncompatibleDrafter                 the drafter was made for another tokenizer or size
+    ├── BrokenLogits    (also ArithmeticError) the model computed NaN or infinity
     ├── CorruptFile                         a file is not what its name says
     ├── OutOfMemory (also MemoryError)      a model does not fit into the device's memory
     ├── StoreUnreachable (also OSError)     a store of profiles cannot be read or written
@@ -38,6 +39,10 @@ class UnsupportedModel(PortadraftError):
 
 class IncompatibleDrafter(PortadraftError):
     """The drafter was made for a target of another vocabulary or hidden size."""
+
+
+class BrokenLogits(PortadraftError, ArithmeticError):
+    """No token can be chosen: the model's logits are NaN or infinite."""
 
 
 class CorruptFile(PortadraftError):

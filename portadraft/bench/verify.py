@@ -13,6 +13,7 @@ from portadraft.bench import reference
 from portadraft.bench.agreement import Comparison, compare
 from portadraft.bench.goodness import chi_square, fair_variation, total_variation
 from portadraft.core.choice import Chooser, Situation
+from portadraft.core.draw import numbers
 from portadraft.core.sampling import Sampling
 from portadraft.core.types import BeamShape
 from portadraft.core.uniforms import uniforms
@@ -153,9 +154,9 @@ def _samples(model: Model, name: str, ids: Sequence[int], sampling: Sampling, dr
         target.release(len(target.lengths) - 1)
         for start in range(0, draws, rows):
             seeds = range(start, min(start + rows, draws))
-            numbers = uniforms(seeds, [len(ids)] * len(seeds), 1).astype(np.float32)
+            drawn = numbers(ops, uniforms(seeds, [len(ids)] * len(seeds), 1))
             wide = ops.broadcast_to(logits, (len(seeds), logits.shape[1]))
-            chosen = chooser.choose(wide, Situation(ops.asarray(numbers, "float32")), 0, None)
+            chosen = chooser.choose(wide, Situation(drawn), 0, None)
             np.add.at(counts, ops.to_numpy(chosen), 1)
         host = ops.to_numpy(logits)[0]
     p = reference.distribution(host, alone)

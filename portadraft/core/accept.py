@@ -14,9 +14,10 @@ def accept(
     """Walk from the root: the target's choice is the next token; a child that carries it is accepted.
 
     logits: (B, N, V) at the slots. situation: uniforms and so on for L+1 depths. At most L+1
-    choices per row are computed, each at a slot whose history is exactly its path. Returns the
-    verdict, and the history with the `counts` tokens that it gives. After the walk has stopped
-    `slots` repeats the stop, and `tokens` says nothing.
+    choices per row are computed, each at a slot whose history is exactly its path, and none after
+    all rows have stopped where that shows at no cost. Returns the verdict, and the history with the
+    `counts` tokens that it gives. After the walk has stopped `slots` repeats the stop, and `tokens`
+    says nothing.
     """
     batch, slots, vocabulary = logits.shape
     flat = logits.reshape(batch * slots, vocabulary)
@@ -43,4 +44,8 @@ def accept(
         walking = walking & ops.any(match, axis=1)
         slot = ops.where(walking, ops.argmax(match, axis=1), slot)
         counts = counts + ops.cast(walking, "int32")
+        if ops.surely_none(walking):
+            rest = packed.length - depth
+            tokens, path = tokens + [token] * rest, path + [slot] * rest
+            break
     return Verdict(ops.stack(tokens, axis=1), counts, ops.stack(path, axis=1)), history

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from portadraft.core import recurrent
-from portadraft.core.choice import draw
+from portadraft.core.draw import draw
+from portadraft.core.filters import weights
 from portadraft.core.ops import Ops
 from portadraft.core.recurrent import Parameters, RecurrentConfig
 from portadraft.core.rejection import Chain
+from portadraft.core.sampling import Sampling
 from portadraft.core.types import Array
 
 
@@ -24,7 +26,7 @@ def sample_chain(
     """Draw L tokens after each root, each from the drafter's distribution at `temperature`.
 
     embeddings: (V, E); roots: (B,) int32; hidden: (B, D), the state that chose the roots; uniforms:
-    (B, L) float32 in [0, 1); draft_vocabulary: (V',) int32, the target's id of each drafter id, None
+    (B, L) from `draw.numbers`; draft_vocabulary: (V',) int32, the target's id of each drafter id, None
     where they are equal. temperature is above 0. Makes no host read.
     """
     batch, size = roots.shape[0], embeddings.shape[0]
@@ -38,9 +40,10 @@ def sample_chain(
         if step:
             state = recurrent.next_state(ops, params, state, ops.take(embeddings, tokens[-1]))
         logits = recurrent.head(ops, params, config, recurrent.trunk(ops, params, config, state, hidden))
-        logits = ops.cast(logits, "float32")
-        q = ops.softmax((logits - ops.max(logits, axis=1)[:, None]) / temperature, axis=1)
-        picks = draw(ops, q, uniforms[:, step])
+        w = weights(ops, logits, Sampling(temperature))
+        # A drafter that gives NaN drafts badly; whatever it names is then rejected.
+        picks = ops.clip(draw(ops, w, uniforms[:, step]), 0, w.shape[1] - 1)
+        q = w / w.sum(axis=1)[:, None]
         tokens.append(picks if draft_vocabulary is None else ops.take(draft_vocabulary, picks))
-        probabilities.append(q if ids is None else ops.scatter(ops.full((batch, size), 0.0, "float32"), ids, q, axis=1))
+        probabilities.append(q if ids is None else ops.scatter(ops.full((batch, size), 0.0, ops.wide), ids, q, axis=1))
     return Chain(ops.stack(tokens, axis=1), ops.stack(probabilities, axis=1))

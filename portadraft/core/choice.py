@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from portadraft.core.filters import probabilities
+from portadraft.core.draw import draw
+from portadraft.core.filters import weights
 from portadraft.core.ops import Ops
 from portadraft.core.penalties import History, Processors
 from portadraft.core.sampling import Sampling
@@ -20,7 +21,7 @@ from portadraft.core.types import Array
 class Situation:
     """What the choices of one step depend on besides logits; axis 1 is the depth of the choice.
 
-    uniforms: (B, L+1) float32 in [0, 1), None for greedy. may_end: (B, L+1) bool, whether the answer
+    uniforms: (B, L+1) from `draw.numbers`, None for greedy. may_end: (B, L+1) bool, whether the answer
     is long enough to end; None where all are. history: of the committed text, None where no penalty asks.
     """
 
@@ -49,31 +50,18 @@ class Chooser:
         self._ops = ops
 
     def choose(self, logits: Array, situation: Situation, depth: int, history: History | None) -> Array:
-        """One token for each row: logits (B, V) at the slots reached, `history` that of their paths. (B,) int32."""
-        uniform = situation.uniform(depth)
+        """One token for each row: logits (B, V) at the slots reached, `history` that of their paths. (B,) int32.
+
+        -1 where the logits are none: NaN or +inf, as far as the choice meets them, or nothing above -inf.
+        """
+        ops, uniform = self._ops, situation.uniform(depth)
         x = self.processed(logits, situation, depth, history)
-        if uniform is None:
-            return self._ops.argmax(x, axis=1)
-        return draw(self._ops, probabilities(self._ops, x, self.sampling), uniform)
+        if uniform is not None:
+            return draw(ops, weights(ops, x, self.sampling), uniform)
+        token = ops.argmax(x, axis=1)
+        best = ops.gather(x, token[:, None], axis=1)[:, 0]
+        return ops.where(best - best == 0, token, -1)
 
     def processed(self, logits: Array, situation: Situation, depth: int, history: History | None) -> Array:
         """The logits after penalties, bias and bans, (B, V)."""
         return logits if self.processors.idle else self.processors(logits, history, situation.ending(depth))
-
-
-def draw(ops: Ops, weights: Array, uniforms: Array) -> Array:
-    """The first token, in order of id, whose running sum of weights exceeds uniform x total: (B,) int32.
-
-    weights: (B, V) float32, at least 0, one of them above; uniforms: (B,) float32 in [0, 1]. The sums
-    are of whole numbers, 2**30 for all weight, so that they are exact and rise whatever the order in
-    which a device adds, and a token without weight (below 2**-31 of all) is never drawn. A uniform that
-    rounds to 1 draws the last token that has any.
-    """
-    scale = _ALL / weights.sum(axis=1)
-    sums = ops.cumsum(ops.cast(weights * scale[:, None] + 0.5, "int32"), axis=1)
-    total = sums[:, -1]
-    aim = ops.cast(uniforms * ops.cast(total, "float32"), "int32")
-    return ops.searchsorted(sums, ops.where(aim < total, aim, total - 1))
-
-
-_ALL = float(2**30)

@@ -18,6 +18,7 @@ from portadraft.core.choice import Chooser, Situation
 from portadraft.core.compiled import accept_compiled as accept
 from portadraft.core.compiled import pack_compiled
 from portadraft.core.drafter import Drafter
+from portadraft.core.draw import numbers
 from portadraft.core.logprobs import TokenLogprob, gather_logprobs, read_logprobs
 from portadraft.core.ops import Ops
 from portadraft.core.penalties import History
@@ -31,7 +32,7 @@ from portadraft.core.target import RowState, Target
 from portadraft.core.tree import root_only
 from portadraft.core.types import Array, BeamShape, PackedBeam, Verdict
 from portadraft.core.uniforms import CHOICE, COIN, DRAFT, uniforms
-from portadraft.errors import InvalidArgument
+from portadraft.errors import BrokenLogits, InvalidArgument
 
 RESERVE = 1024
 """The most tokens of an answer that the cache is made ready for at once."""
@@ -135,6 +136,7 @@ class Decoder:
             self._append(rows, roots, verified.hidden[:, 0], history)
             read = ops.to_numpy(self._with_logprobs(roots[:, None], logits, roots))
             given = read[:, :1].tolist()
+            self._check(rows, given)
             if self.drafter is not None:
                 self.drafter.observe([[]] * first + given, None, None)
             return self._deliver(first, given, read[:, 1:], drafted=False, whole=False)
@@ -181,16 +183,17 @@ class Decoder:
                 if chain is None:
                     verdict, history = accept(ops, packed, verified.logits, self._chooser, situation)
                 else:
-                    coins = self._uniforms(self._rows, packed.length, COIN)
+                    coins = self._ops.asarray(self._uniforms(self._rows, packed.length, COIN), self._ops.wide)
                     verdict, history = accept_chain(ops, chain, verified.logits, coins, self._chooser, situation)
                 tokens, counts, slots, rest = self._read(verdict, verified.logits)
+                given = [row[:count] for row, count in zip(tokens, counts, strict=True)]
+                self._check(self._rows, given)
             with self._stage("commit"):
                 self.target.commit(verdict, counts, slots)
                 last = (verdict.counts - 1)[:, None]
                 self._roots = ops.gather(verdict.tokens, last, axis=1)[:, 0]
                 self._features = _at_slots(ops, verified.hidden, ops.gather(verdict.slots, last, axis=1))[:, 0]
                 self._history = history
-            given = [row[:count] for row, count in zip(tokens, counts, strict=True)]
             if self.drafter is not None:
                 with self._stage("observe"):
                     self.drafter.observe(given, verified, verdict)
@@ -206,8 +209,8 @@ class Decoder:
         if self._rejection:
             with self._stage("draft"):
                 length = shape.length if shape.nodes is None else min(shape.length, shape.nodes - 1)
-                numbers = self._uniforms(self._rows, length, DRAFT)
-                return draft_chain(ops, self.drafter, self._roots, self._features, self.sampling.temperature, numbers)
+                drawn = numbers(ops, self._uniforms(self._rows, length, DRAFT))
+                return draft_chain(ops, self.drafter, self._roots, self._features, self.sampling.temperature, drawn)
         with self._stage("draft"):
             beam = self.drafter.draft(self._roots, self._features, shape)
         if beam is None:
@@ -243,6 +246,18 @@ class Decoder:
             read[:, 2 * steps + 1 :],
         )
 
+    def _check(self, rows: Sequence[Row], given: Sequence[Sequence[int]]) -> None:
+        """Raises: BrokenLogits where a choice could not be made."""
+        for row, tokens in zip(rows, given, strict=True):
+            if min(tokens) < 0:
+                dtype, position = self.target.facts.dtype, row.length + tokens.index(-1)
+                other = "bfloat16" if dtype == "float32" else "float32"
+                raise BrokenLogits(
+                    f"logits: NaN or infinite at position {position} of row {row.key}, computed in {dtype} on "
+                    f"{self._ops.device}; expected finite numbers. Load the model with dtype={other!r}; if they are so "
+                    "then, too, its weights are damaged"
+                )
+
     def _with_logprobs(self, packed: Array, logits: Array, tokens: Array) -> Array:
         """packed (B, …), and behind it the rows' log-probabilities at their S places: logits (B·S, V)."""
         if self._logprobs is None:
@@ -258,13 +273,13 @@ class Decoder:
             if max(missing) > 0:
                 host = np.arange(count)[None, :] >= np.asarray(missing)[:, None]
                 may_end = self._ops.asarray(host, "bool")
-        numbers = None if self.sampling.greedy else self._uniforms(rows, count, CHOICE)
-        return Situation(numbers, may_end, history)
+        drawn = None if self.sampling.greedy else numbers(self._ops, self._uniforms(rows, count, CHOICE))
+        return Situation(drawn, may_end, history)
 
-    def _uniforms(self, rows: Sequence[Row], count: int, stream: int) -> Array:
+    @staticmethod
+    def _uniforms(rows: Sequence[Row], count: int, stream: int) -> _Host:
         """Uniforms (B, count) for the rows' next tokens: the position is that of the token."""
-        values = uniforms([r.request.seed for r in rows], [r.length for r in rows], count, stream)
-        return self._ops.asarray(values.astype(np.float32), "float32")
+        return uniforms([r.request.seed for r in rows], [r.length for r in rows], count, stream)
 
     # delivery
 

@@ -1,4 +1,4 @@
-"""Temperature, top-k, top-p and min-p: from logits to the probabilities that are sampled from.
+"""Temperature, top-k, top-p and min-p: from logits to the weights that a token is drawn by.
 
 In this order, each on what the one before has left. Equal probabilities are kept or dropped
 together, so that a filter does not depend on how a library orders equals.
@@ -10,38 +10,23 @@ from portadraft.core.ops import Ops
 from portadraft.core.sampling import Sampling
 from portadraft.core.types import Array
 
-_COLD = 0.01
-"""The temperature below which quotients of logits lose too much of float32."""
 
+def weights(ops: Ops, logits: Array, sampling: Sampling) -> Array:
+    """Probabilities but for a common factor, 0 for dropped tokens: (B, V) of type `ops.wide`.
 
-def probabilities(ops: Ops, logits: Array, sampling: Sampling) -> Array:
-    """What a token is drawn from, 0 for dropped tokens: (B, V) float32, not normalised after a filter.
-
-    logits: (B, V); sampling.temperature above 0.
+    logits: (B, V); sampling.temperature above 0. The likeliest token weighs exactly 1. NaN where a
+    row's logits hold NaN or +inf, or nothing above -inf.
     """
-    x = ops.cast(logits, "float32")
-    if sampling.temperature < _COLD:
-        x = x - ops.max(x, axis=1)[:, None]  # exact, and small where it matters
+    x = logits if ops.dtype(logits) == ops.wide else ops.cast(logits, "float32")
+    # The greatest comes off first: a difference of logits is small where it matters, and survives any temperature.
+    shifted = ops.cast(x, ops.wide) - ops.cast(ops.max(x, axis=1), ops.wide)[:, None]
     if sampling.temperature != 1:
-        x = x / sampling.temperature
-    p = ops.softmax(x, axis=1)
-    if 0 < sampling.top_k < p.shape[1]:
-        best, _ = ops.top_k(p, sampling.top_k)
-        p = _keep(ops, p, best[:, -1])
-    least = None
+        shifted = shifted / sampling.temperature
+    w = ops.exp(shifted)
+    if 0 < sampling.top_k < x.shape[1]:
+        best, _ = ops.top_k(x, sampling.top_k)
+        w = ops.where(x >= best[:, -1:], w, 0.0)
     if sampling.top_p < 1:
-        least = ops.mass_threshold(p, sampling.top_p)
-    if sampling.min_p > 0:
-        floor = ops.max(p, axis=1) * sampling.min_p
-        least = floor if least is None else ops.where(floor > least, floor, least)
-    return p if least is None else _keep(ops, p, least)
-
-
-def _keep(ops: Ops, p: Array, least: Array) -> Array:
-    """p (B, V) where it is at least `least` (B,), else 0.
-
-    Positive floats are in the order of their bits; the difference of those, cut to 0 and 1, is a mask that
-    costs half of one of booleans on a CPU.
-    """
-    above = ops.bits(p) - (ops.bits(least) - 1)[:, None]
-    return p * ops.cast(ops.clip(above, 0, 1), "float32")
+        least = ops.clip(ops.mass_threshold(w, sampling.top_p), sampling.min_p, 1.0)
+        return ops.at_least(w, least)
+    return w if sampling.min_p == 0 else ops.at_least(w, ops.full((w.shape[0],), sampling.min_p, ops.wide))

@@ -31,7 +31,8 @@ def gather_logprobs(ops: Ops, logits: Array, tokens: Array, top: int) -> Array:
     chosen token's log-probability, the ids of the `top` best, and the bits of theirs.
     """
     x = ops.log_softmax(ops.cast(logits, "float32"), axis=1)
-    parts = [ops.bits(ops.gather(x, tokens[:, None], axis=1))]
+    # A choice that could not be made is -1, and what is said of it is never read.
+    parts = [ops.bits(ops.gather(x, ops.clip(tokens, 0, x.shape[1] - 1)[:, None], axis=1))]
     if top:
         values, ids = ops.top_k(x, top)
         parts += [ids, ops.bits(values)]

@@ -5,9 +5,9 @@ Native arrays keep their operators (`+ - * @ == < & | ~`), slicing with ints and
 spell differently. Data-dependent shapes (boolean indexing, nonzero) and random numbers
 are left out on purpose: a step must be capturable, and uniforms come from the host.
 
-Data types are named by strings: "int32", "bool", "float32", "float16", "bfloat16".
-A backend may lack "bfloat16" and "float16" (numpy computes in float32); it then raises
-InvalidArgument.
+Data types are named by strings: "int32", "bool", "float32", "float16", "bfloat16", "float64".
+A backend may lack "bfloat16" and "float16" (numpy computes in float32), and "float64" where
+`wide` names another; it then raises InvalidArgument, or what its library raises.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from portadraft.core.types import Array
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+BITS = 30
+"""Of a uniform number where a device has no float64."""
+
 
 @runtime_checkable
 class Ops(Protocol):
@@ -31,6 +34,10 @@ class Ops(Protocol):
     """The registry's name of the backend: "numpy", "torch", "mlx"."""
     device: str
     """Where arrays live, in the library's own words: "cpu", "cuda:0", "mps", "gpu"."""
+
+    @property
+    def wide(self) -> str:
+        """The widest float type of the device, which choices are computed in: "float64", or "float32" without it."""
 
     # creation
     def asarray(self, values: Any, dtype: str = "int32") -> Array:
@@ -96,16 +103,31 @@ class Ops(Protocol):
     def mass_threshold(self, x: Array, share: float) -> Array:
         """The least entry that is needed to hold `share` of each row's sum, the greatest taken first.
 
-        x: (B, n) float32, none below 0; 0 < share < 1. Returns (B,) float32: an entry is at least that
-        where the entries greater than it hold less than share · sum.
+        x: (B, n) float32 or of type `wide`, none below 0; 0 < share < 1. Returns (B,) of that type: an entry is at
+        least that where the entries greater than it hold less than share · sum.
+        """
+
+    def at_least(self, x: Array, least: Array) -> Array:
+        """x (B, n) where it is at least its row's entry of `least` (B,), of x's type, and 0 elsewhere."""
+
+    def pick(self, weights: Array, uniforms: Array) -> Array:
+        """The first place of each row at which the running sum exceeds uniform · total: (B,) int32.
+
+        weights: (B, n) of type `wide`, none below 0, n at most 2**18. uniforms: (B,), from 0 to 1 in float64; where
+        `wide` is another type int32, the number times 2**BITS rounded down. A place of weight 0 is never
+        picked. -1 for a row that holds NaN, or nothing above 0.
         """
 
     def max(self, x: Array, axis: int) -> Array: ...
 
     def any(self, x: Array, axis: int) -> Array: ...
 
+    def surely_none(self, x: Array) -> bool:
+        """Whether no element of x (bool) is true, where that shows without waiting for a device; else False."""
+
     # numbers
-    def exp(self, x: Array) -> Array: ...
+    def exp(self, x: Array) -> Array:
+        """Of `wide` numbers from -50 to 0 off by at most 1e-14 of itself, where `wide` is "float64"."""
 
     def softmax(self, x: Array, axis: int) -> Array: ...
 

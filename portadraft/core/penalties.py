@@ -54,8 +54,9 @@ class History:
 
     def after(self, ops: Ops, tokens: Array, live: Array) -> History:
         """With one more token of the answer for each row: tokens (B,); a row whose `live` (B,) is False stays."""
-        at, one = tokens[:, None], ops.cast(live, "int32")[:, None]
         seen = self.seen
+        # A choice that could not be made is -1: the step ends with an error once the host has read it.
+        at, one = ops.where(tokens < 0, 0, tokens)[:, None], ops.cast(live, "int32")[:, None]
         if seen is not None:
             seen = ops.scatter(seen, at, ops.where(live[:, None], 1, ops.gather(seen, at, axis=1)), axis=1)
         counts = self.counts
@@ -90,11 +91,11 @@ class Processors:
         self._ops = ops
         self._sampling = sampling
         self.idle = not sampling.changes_logits
-        bias = np.zeros(vocabulary, dtype=np.float32)
+        bias = np.zeros(vocabulary, dtype=np.float64)
         for token, value in dict(sampling.logit_bias).items():
             bias[token] = value
         bias[list(sampling.banned)] = -math.inf
-        self._bias = ops.asarray(bias, "float32")[None] if bias.any() else None
+        self._bias = ops.asarray(bias, ops.wide)[None] if bias.any() else None
         self._ends = None
         inside = [token for token in end_tokens if 0 <= token < vocabulary]
         if sampling.min_tokens and inside:
@@ -108,19 +109,19 @@ class Processors:
         return self._ends is not None
 
     def __call__(self, logits: Array, history: History | None, may_end: Array | None) -> Array:
-        """The changed logits, (B, V) float32.
+        """The changed logits, (B, V) of type `ops.wide`.
 
         may_end: (B,) bool, whether the answer is long enough to end here; None where all are.
         """
         ops, sampling = self._ops, self._sampling
-        x = ops.cast(logits, "float32")
+        x = ops.cast(logits, ops.wide)
         if history is not None and history.seen is not None:
             penalty = sampling.repetition_penalty
             x = ops.where(history.seen > 0, ops.where(x > 0, x / penalty, x * penalty), x)
         if history is not None and history.counts is not None:
-            counts = ops.cast(history.counts, "float32")
+            counts = ops.cast(history.counts, ops.wide)
             if sampling.presence_penalty != 0:
-                x = x - ops.cast(history.counts > 0, "float32") * sampling.presence_penalty
+                x = x - ops.cast(history.counts > 0, ops.wide) * sampling.presence_penalty
             if sampling.frequency_penalty != 0:
                 x = x - counts * sampling.frequency_penalty
         if self._bias is not None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-from portadraft.core.choice import Chooser, Situation, draw
-from portadraft.core.filters import probabilities
+from portadraft.core.choice import Chooser, Situation
+from portadraft.core.draw import draw
+from portadraft.core.filters import weights
 from portadraft.core.ops import Ops
 from portadraft.core.penalties import History
 from portadraft.core.sampling import Sampling
@@ -28,7 +29,7 @@ Acceptance = Literal["match", "rejection"]
 class Chain:
     """One drafted chain a row and what it was drawn from.
 
-    tokens: (B, L) int32. probabilities: (B, L, V) float32, q at each step over the target's whole
+    tokens: (B, L) int32. probabilities: (B, L, V) of type `ops.wide`, q at each step over the target's whole
     vocabulary, of which each token was drawn.
     """
 
@@ -43,7 +44,7 @@ class ChainDrafter(Protocol):
     def draw_chain(self, roots: Array, features: Array, temperature: float, uniforms: Array) -> Chain:
         """A chain of L sampled tokens after each root.
 
-        roots: (B,) int32; features: (B, D); uniforms: (B, L) float32 in [0, 1), one for each
+        roots: (B,) int32; features: (B, D); uniforms: (B, L) from `draw.numbers`, one for each
         token, which must be what decides it. Makes no host read.
         """
 
@@ -96,7 +97,7 @@ def accept_chain(
 ) -> tuple[Verdict, History | None]:
     """Accept a prefix of each chain, and draw the token after it.
 
-    logits: (B, L+1, V) at the chain's slots. coins: (B, L) float32, for the acceptance; the token
+    logits: (B, L+1, V) at the chain's slots. coins: (B, L) in [0, 1) of type `ops.wide`, for the acceptance; the token
     that replaces a rejected one, or follows the whole chain, is drawn at the position's own
     uniform (situation.uniforms, (B, L+1)). Returns what `accept` returns.
     """
@@ -107,7 +108,7 @@ def accept_chain(
     history = situation.history
     tokens = []
     for depth in range(slots):
-        p = probabilities(ops, chooser.processed(logits[:, depth], situation, depth, history), chooser.sampling)
+        p = weights(ops, chooser.processed(logits[:, depth], situation, depth, history), chooser.sampling)
         p = p / p.sum(axis=1)[:, None]
         if depth == length:
             token = draw(ops, p, situation.uniform(depth))
@@ -119,6 +120,9 @@ def accept_chain(
         if depth < length:
             walking = walking & kept
             counts = counts + ops.cast(walking, "int32")
+            if ops.surely_none(walking):
+                tokens += [token] * (length - depth)
+                break
     numbers = ops.broadcast_to(ops.arange(slots)[None, :], (batch, slots))
     path = ops.where(numbers < counts[:, None], numbers, counts[:, None] - 1)
     return Verdict(ops.stack(tokens, axis=1), counts, path), history
@@ -126,7 +130,7 @@ def accept_chain(
 
 def _one(ops: Ops, p: Array, chain: Chain, depth: int, coin: Array, uniform: Array | None) -> tuple[Array, Array]:
     """The drafted token where it is accepted, else a sample of the residual; and which it is."""
-    drafted, q = chain.tokens[:, depth], chain.probabilities[:, depth]
+    drafted, q = chain.tokens[:, depth], ops.cast(chain.probabilities[:, depth], ops.wide)
     at = drafted[:, None]
     kept = coin * ops.gather(q, at, axis=1)[:, 0] < ops.gather(p, at, axis=1)[:, 0]
     residual = ops.where(p > q, p - q, 0.0)

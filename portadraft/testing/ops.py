@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from portadraft.core.ops import Ops
+from portadraft.core.ops import BITS, Ops
 from portadraft.errors import InvalidArgument
 
 Host = np.ndarray[Any, Any]
 
 FLOATS = np.asarray([[1.5, -2.0, 0.25, 1.5], [0.0, 3.0, 3.0, -1.0], [-5.0, -5.0, -7.0, -5.0]], dtype=np.float32)
 INTS = np.asarray([[3, 1, 3, 2], [0, 0, 0, 0], [-4, 7, 7, -4]], dtype=np.int32)
+WIDE = np.asarray([[0.1 + 2.0**-40, 0.7, 0.2], [1 / 3, 1 - 2.0**-45, 1e-9]])
 BOOLS = np.asarray([[False, True, True, False], [False, False, False, False], [True, False, True, True]])
 
 
@@ -33,6 +34,32 @@ class OpsConformance:
         assert isinstance(ops, Ops)
         assert ops.name
         assert ops.device
+
+    def test_wide(self, ops: Ops) -> None:
+        """The type itself, and what choices are made of in it."""
+        assert ops.wide in ("float64", "float32")
+        x = ops.asarray(WIDE, ops.wide)
+        assert ops.dtype(x) == ops.wide
+        eps = 2.0**-52 if ops.wide == "float64" else 2.0**-23
+        expected = WIDE.astype(np.float64 if ops.wide == "float64" else np.float32)
+        np.testing.assert_array_equal(ops.to_numpy(x), expected)
+        np.testing.assert_array_equal(ops.to_numpy(ops.cast(_of(ops, FLOATS), ops.wide)), FLOATS)
+        for got, right in (
+            (x * 1.1, WIDE * 1.1),
+            (x / 0.7, WIDE / 0.7),
+            (x - ops.max(x, axis=1)[:, None], WIDE - WIDE.max(axis=1, keepdims=True)),
+            (ops.cumsum(x, 1), np.cumsum(WIDE, axis=1)),
+            (x.sum(axis=1), WIDE.sum(axis=1)),
+            (ops.where(x > 0.4, x, 0.0), np.where(WIDE > 0.4, WIDE, 0)),
+            (ops.clip(x, 0.1, 0.9), np.clip(WIDE, 0.1, 0.9)),
+            (ops.gather(x, ops.asarray([[1], [0]]), 1), np.take_along_axis(WIDE, np.asarray([[1], [0]]), 1)),
+            (ops.take(x, ops.asarray([1, 0])), WIDE[[1, 0]]),
+            (ops.concat([x, ops.full((2, 1), 0.0, ops.wide)], axis=1), np.concatenate([WIDE, [[0], [0]]], axis=1)),
+            (ops.top_k(x, 2)[0], np.sort(WIDE, axis=1)[:, :0:-1]),
+        ):
+            assert ops.dtype(got) == ops.wide
+            np.testing.assert_allclose(ops.to_numpy(got), right, rtol=4 * eps, atol=eps)
+        assert ops.to_numpy(ops.argmax(x, 1)).tolist() == [1, 1]
 
     # creation
 
@@ -279,6 +306,53 @@ class OpsConformance:
                 assert row[row > least].sum() < share * total + 1e-5 * total
                 assert row[row >= least].sum() >= share * total - 1e-5 * total
 
+    def test_mass_threshold_in_the_wide_type(self, ops: Ops) -> None:
+        generator = np.random.default_rng(1)
+        for scale, share in ((1.0, 0.9), (3.0, 0.5), (6.0, 0.99), (0.1, 0.999)):
+            x = ops.asarray(np.exp(generator.normal(0, scale, (3, 7001))), ops.wide)
+            got = ops.mass_threshold(x, share)
+            assert ops.dtype(got) == ops.wide
+            off = 1e-12 if ops.wide == "float64" else 1e-5
+            for row, least in zip(ops.to_numpy(x).astype(np.float64), ops.to_numpy(got).tolist(), strict=True):
+                assert least in row
+                assert row[row > least].sum() < (share + off) * row.sum()
+                assert row[row >= least].sum() >= (share - off) * row.sum()
+
+    @pytest.mark.parametrize("rows", [1, 3])
+    def test_at_least(self, ops: Ops, rows: int) -> None:
+        x = np.random.default_rng(3).random((rows, 50))
+        x[0, 0] = 0
+        for dtype in ("float32", ops.wide):
+            native = ops.asarray(x, dtype)
+            host = ops.to_numpy(native)
+            for least in (host[:, 7], host[:, 8] * 0, host.max(axis=1)):
+                got = ops.at_least(native, ops.asarray(least, dtype))
+                _same(ops, got, np.where(host >= least[:, None], host, 0), dtype)
+
+    @pytest.mark.parametrize("size", [1, 5, 256, 257, 1500])
+    def test_pick(self, ops: Ops, size: int) -> None:
+        generator = np.random.default_rng(size)
+        weights = generator.integers(0, 4, (300, size)).astype(np.float64)  # sums are exact
+        weights[:, generator.integers(size)] = 2
+        whole = generator.integers(0, 2**BITS, 300)
+        whole[:2] = 0, 2**BITS - 1
+        uniforms = whole * 2.0**-BITS
+        given = ops.asarray(uniforms, "float64") if ops.wide == "float64" else ops.asarray(whole)
+        got = ops.pick(ops.asarray(weights, ops.wide), given)
+        assert ops.dtype(got) == "int32"
+        sums = np.cumsum(weights, axis=1)
+        right = (sums <= (uniforms * sums[:, -1])[:, None]).sum(axis=1)
+        off = ops.to_numpy(got) != right
+        assert (np.take_along_axis(weights, ops.to_numpy(got)[:, None], axis=1) > 0).all()
+        assert off.mean() <= (0 if ops.wide == "float64" else 0.01)
+
+    def test_pick_names_rows_that_weigh_nothing(self, ops: Ops) -> None:
+        given = ops.asarray([0.5] * 2, "float64") if ops.wide == "float64" else ops.asarray([2 ** (BITS - 1)] * 2)
+        weights = np.zeros((2, 300))
+        weights[1, 299] = 1e-6
+        with np.errstate(all="ignore"):
+            assert ops.to_numpy(ops.pick(ops.asarray(weights, ops.wide), given)).tolist() == [-1, 299]
+
     @pytest.mark.parametrize("axis", [0, 1, -1])
     def test_max(self, ops: Ops, axis: int) -> None:
         for values in (FLOATS, INTS):
@@ -290,7 +364,22 @@ class OpsConformance:
     def test_any(self, ops: Ops, axis: int) -> None:
         _same(ops, ops.any(_of(ops, BOOLS), axis), np.asarray(BOOLS.any(axis)), "bool")
 
+    def test_surely_none(self, ops: Ops) -> None:
+        """It may always be False: a device need not tell."""
+        assert not ops.surely_none(_of(ops, BOOLS))
+        assert ops.surely_none(_of(ops, BOOLS)[1]) in (True, False)
+
     # numbers
+
+    def test_exp_in_the_wide_type(self, ops: Ops) -> None:
+        values = -np.random.default_rng(4).random((2, 5000)) * 50
+        values[0, 0] = 0
+        got = ops.exp(ops.asarray(values, ops.wide))
+        assert ops.dtype(got) == ops.wide
+        off = 1e-14 if ops.wide == "float64" else 1e-5
+        np.testing.assert_allclose(ops.to_numpy(got), np.exp(values), rtol=off)
+        assert ops.to_numpy(got)[0, 0] == 1
+        _same(ops, ops.exp(ops.full((2,), float("-inf"), ops.wide)), np.zeros(2), ops.wide)
 
     def test_exp(self, ops: Ops) -> None:
         _close(ops, ops.exp(_of(ops, FLOATS)), np.exp(FLOATS.astype(np.float64)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from portadraft.backends import make_ops
-from portadraft.core import compiled
+from portadraft.core import compiled, draw
 from portadraft.core.accept import accept
 from portadraft.core.choice import Chooser, Situation
 from portadraft.core.compiled import accept_compiled, pack_compiled
@@ -60,7 +60,7 @@ def test_the_same_as_plain(ops: Any, nodes: int | None, sampling: Sampling) -> N
         rng = np.random.default_rng(100 + seed)
         logits = rng.standard_normal((2, packed.tokens.shape[1], VOCABULARY)).astype(np.float32)
         logits[..., :3] += 3  # so that drafted tokens are accepted
-        numbers = None if sampling.greedy else ops.asarray(rng.random((2, 4)).astype(np.float32), "float32")
+        numbers = None if sampling.greedy else draw.numbers(ops, rng.random((2, 4)))
         given = (packed, ops.asarray(logits, "float32"), chooser, Situation(numbers))
         (verdict, _), (plain, _) = accept_compiled(ops, *given), accept(ops, *given)
         for name in ("tokens", "counts", "slots"):

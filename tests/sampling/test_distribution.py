@@ -15,8 +15,9 @@ from portadraft.backends.numpy import NumpyOps, NumpyTarget
 from portadraft.bench import reference
 from portadraft.bench.goodness import chi_square, total_variation
 from portadraft.core.accept import accept
-from portadraft.core.choice import Chooser, Situation, draw
+from portadraft.core.choice import Chooser, Situation
 from portadraft.core.decode import Decoder, Request
+from portadraft.core.draw import draw
 from portadraft.core.penalties import History
 from portadraft.core.rejection import Chain, accept_chain
 from portadraft.core.sampling import Sampling
@@ -69,7 +70,7 @@ class Simulation:
         self.history = History.of(OPS, sampling, [(PROMPT, ())] * rows, V)
 
     def numbers(self, count, stream=CHOICE):
-        return uniforms(self.seeds, len(PROMPT) + self.filled, count, stream).astype(np.float32)
+        return uniforms(self.seeds, len(PROMPT) + self.filled, count, stream)
 
     def run(self, step):
         logits = TARGET[self.before, self.root]
@@ -113,8 +114,8 @@ def rejection(s, temper=lambda q: q):
     tokens, probabilities, logits = [], [], [TARGET[before, last]]
     for depth in range(length):
         q = DRAFTER[before, last] / s.sampling.temperature
-        q = np.exp(q - q.max(axis=1, keepdims=True))
-        q = (q / q.sum(axis=1, keepdims=True)).astype(np.float32)
+        q = np.exp((q - q.max(axis=1, keepdims=True)).astype(np.float64))
+        q /= q.sum(axis=1, keepdims=True)
         token = draw(OPS, q, numbers[:, depth])
         tokens.append(token)
         probabilities.append(temper(q))
@@ -166,7 +167,7 @@ def test_a_bias_of_two_percent_is_found(step):
 def test_one_uniform_at_successive_positions_is_found(monkeypatch):
     monkeypatch.setattr(
         Simulation, "numbers", lambda s, count, stream=CHOICE: np.repeat(
-            uniforms(s.seeds, np.full(len(s.seeds), 2), 1, stream).astype(np.float32), count, axis=1
+            uniforms(s.seeds, np.full(len(s.seeds), 2), 1, stream), count, axis=1
         )
     )  # fmt: skip
     assert chi_square(counts_of(Sampling(1.0), walk), exact(Sampling(1.0)))[2] < 1e-6

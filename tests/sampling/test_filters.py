@@ -7,7 +7,7 @@ import pytest
 
 from portadraft import backends
 from portadraft.core.choice import Chooser, Situation
-from portadraft.core.filters import probabilities
+from portadraft.core.filters import weights
 from portadraft.core.penalties import History
 from portadraft.core.sampling import Sampling
 
@@ -38,7 +38,7 @@ def ours(ops, logits, sampling, prompts=None, answers=None):
         if history is not None:
             history = history.after(ops, tokens, ops.full((len(answers),), 1, "bool"))
     x = chooser.processed(ops.asarray(logits, "float32"), Situation(), 0, history)
-    p = ops.to_numpy(probabilities(ops, x, sampling)).astype(np.float64)
+    p = ops.to_numpy(weights(ops, x, sampling)).astype(np.float64)
     return p / p.sum(axis=1, keepdims=True)
 
 

@@ -7,6 +7,7 @@ of an array, so nothing here assigns.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from portadraft.core.picking import pick_on_device
 from portadraft.errors import InvalidArgument
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,6 +29,7 @@ DTYPES: dict[str, Any] = {
     "float32": mx.float32,
     "float16": mx.float16,
     "bfloat16": mx.bfloat16,
+    "float64": mx.float64,
 }
 NAMES: dict[Any, str] = {v: k for k, v in DTYPES.items()}
 
@@ -49,6 +52,10 @@ class MlxOps:
         self._local = threading.local()
         self.device = "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"
 
+    @property
+    def wide(self) -> str:
+        return "float64" if self.device == "cpu" else "float32"  # Metal has no float64
+
     def asarray(self, values: Any, dtype: str = "int32") -> Array:
         return self._kept(self._asarray(values, dtype))
 
@@ -60,6 +67,8 @@ class MlxOps:
         host = np.asarray(values)
         if host.dtype == np.bool_ or wanted == mx.bool_:
             return mx.array(np.ascontiguousarray(host != 0)).astype(wanted)
+        if wanted == mx.float64:
+            return mx.array(np.ascontiguousarray(host.astype(np.float64)), dtype=wanted)
         kind = np.int32 if wanted == mx.int32 else np.float32
         return mx.array(np.ascontiguousarray(host.astype(kind))).astype(wanted)
 
@@ -146,6 +155,10 @@ class MlxOps:
 
     def mass_threshold(self, x: Array, share: float) -> Array:
         falling = -mx.sort(-x, axis=1)
+        if x.dtype == mx.float64:
+            exact = mx.cumsum(falling, axis=1)
+            least = mx.sum(exact < exact[:, -1:] * share, axis=1, keepdims=True)
+            return mx.take_along_axis(falling, mx.minimum(least, x.shape[1] - 1), axis=1)[:, 0]
         # In whole numbers: sums that are exact, and rise, in whatever order a device adds.
         scale = 2.0**30 / mx.sum(falling, axis=1, keepdims=True)
         sums = mx.cumsum((falling * scale + 0.5).astype(mx.int32), axis=1)
@@ -153,14 +166,24 @@ class MlxOps:
         before = mx.minimum(mx.sum(sums < needed, axis=1, keepdims=True), x.shape[1] - 1)
         return mx.take_along_axis(falling, before, axis=1)[:, 0]
 
+    def at_least(self, x: Array, least: Array) -> Array:
+        return mx.where(x >= least[:, None], x, 0.0)
+
+    def pick(self, weights: Array, uniforms: Array) -> Array:
+        return pick_on_device(self, weights, uniforms)
+
     def max(self, x: Array, axis: int) -> Array:
         return mx.max(x, axis=axis)
 
     def any(self, x: Array, axis: int) -> Array:
         return mx.any(x, axis=axis)
 
+    def surely_none(self, x: Array) -> bool:
+        return False  # looking at it would compute everything before it now
+
     def exp(self, x: Array) -> Array:
-        return mx.exp(x)
+        # mlx's own exp is off by 4e-6 in float64 as in float32 (0.32 on x86); its power is not.
+        return mx.power(self.full((1,), math.e, "float64"), x) if x.dtype == mx.float64 else mx.exp(x)
 
     def softmax(self, x: Array, axis: int) -> Array:
         return mx.softmax(x, axis=axis, precise=True)

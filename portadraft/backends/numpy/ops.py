@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from portadraft.backends import host
 from portadraft.errors import InvalidArgument
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -18,6 +19,7 @@ DTYPES: dict[str, Any] = {
     "bool": np.bool_,
     "float32": np.float32,
     "float16": np.float16,
+    "float64": np.float64,
 }
 NAMES = {np.dtype(v): k for k, v in DTYPES.items()}
 
@@ -32,6 +34,7 @@ def _dtype(name: str) -> Any:
 class NumpyOps:
     name = "numpy"
     device = "cpu"
+    wide = "float64"
 
     def asarray(self, values: Any, dtype: str = "int32") -> Array:
         return np.asarray(values, dtype=_dtype(dtype))
@@ -108,11 +111,20 @@ class NumpyOps:
         before = (sums < share * sums[:, -1:]).sum(axis=1)
         return np.asarray(np.take_along_axis(falling, np.minimum(before, x.shape[1] - 1)[:, None], axis=1)[:, 0])
 
+    def at_least(self, x: Array, least: Array) -> Array:
+        return self.where(x >= least[:, None], x, 0.0)
+
+    def pick(self, weights: Array, uniforms: Array) -> Array:
+        return host.pick(weights, uniforms)
+
     def max(self, x: Array, axis: int) -> Array:
         return np.asarray(x.max(axis=axis))
 
     def any(self, x: Array, axis: int) -> Array:
         return np.asarray(x.any(axis=axis))
+
+    def surely_none(self, x: Array) -> bool:
+        return not x.any()
 
     def exp(self, x: Array) -> Array:
         return np.asarray(np.exp(x))

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from portadraft.backends.host import mass_threshold
+from portadraft.backends import host
 from portadraft.backends.torch.graphs import Graphs
+from portadraft.core.picking import pick_on_device
 from portadraft.errors import InvalidArgument
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,6 +28,7 @@ DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
 }
 NAMES = {v: k for k, v in DTYPES.items()}
 _HOST = {"bfloat16": "float32"}
@@ -58,6 +60,10 @@ class TorchOps:
     def host(self) -> bool:
         """Whether arrays lie in the host's memory, where looking at them waits for nothing."""
         return self.torch_device.type == "cpu"
+
+    @property
+    def wide(self) -> str:
+        return "float64" if self.torch_device.type in ("cpu", "cuda") and not self.careful else "float32"
 
     @property
     def careful(self) -> bool:
@@ -110,6 +116,8 @@ class TorchOps:
     def gather(self, x: Tensor, indices: Tensor, axis: int) -> Tensor:
         # torch.gather does not broadcast; numpy and mlx do.
         axis %= x.ndim
+        if _but(x.shape, axis) == _but(indices.shape, axis):
+            return x.gather(axis, indices.long())
         shape = list(torch.broadcast_shapes(_but(x.shape, axis), _but(indices.shape, axis)))
         shape_x, shape_i = list(shape), list(shape)
         shape_x[axis], shape_i[axis] = x.shape[axis], indices.shape[axis]
@@ -157,13 +165,30 @@ class TorchOps:
     def mass_threshold(self, x: Tensor, share: float) -> Tensor:
         if self.host:
             # torch sorts 49,152 numbers in 12 ms on a CPU; here few are sorted, in memory that is the host's anyway.
-            return torch.from_numpy(mass_threshold(np.from_dlpack(x.detach()), share))
+            return torch.from_numpy(host.mass_threshold(np.from_dlpack(x.detach()), share))
         falling = x.sort(dim=1, descending=True).values
+        if x.dtype == torch.float64:
+            sums = falling.cumsum(1)
+            before = torch.searchsorted(sums, sums[:, -1:] * share, out_int32=True)
+            return falling.gather(1, before.clamp(max=x.shape[1] - 1).long())[:, 0]
         # In whole numbers: sums that are exact, and rise, in whatever order a device adds.
         whole = (falling * (2.0**30 / falling.sum(1, keepdim=True)) + 0.5).to(torch.int32)
         sums = whole.cumsum(1, dtype=torch.int32)
         before = torch.searchsorted(sums, (sums[:, -1:] * share).to(torch.int32), out_int32=True)
         return falling.gather(1, before.clamp(max=x.shape[1] - 1).long())[:, 0]
+
+    def at_least(self, x: Tensor, least: Tensor) -> Tensor:
+        if not self.host:
+            return torch.where(x >= least[:, None], x, 0.0)
+        # A quarter of that on a CPU's thread: it keeps what is more than a number that the host names.
+        below = np.nextafter(np.from_dlpack(least), np.float32(-np.inf)).tolist()
+        rows = [torch.threshold(row, number, 0.0) for row, number in zip(x, below, strict=True)]
+        return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+
+    def pick(self, weights: Tensor, uniforms: Tensor) -> Tensor:
+        if self.host and weights.dtype == torch.float64:
+            return torch.from_numpy(host.pick(np.from_dlpack(weights), np.from_dlpack(uniforms)))
+        return pick_on_device(self, weights, uniforms)
 
     def max(self, x: Tensor, axis: int) -> Tensor:
         return x.amax(axis)
@@ -171,7 +196,13 @@ class TorchOps:
     def any(self, x: Tensor, axis: int) -> Tensor:
         return x.any(axis)
 
+    def surely_none(self, x: Tensor) -> bool:
+        return self.host and not np.from_dlpack(x).any()
+
     def exp(self, x: Tensor) -> Tensor:
+        if self.host and x.dtype == torch.float64 and not x.requires_grad:
+            # numpy's is three times as fast as torch's on a CPU's thread.
+            return torch.from_numpy(np.exp(np.from_dlpack(x)))
         return x.exp()
 
     def softmax(self, x: Tensor, axis: int) -> Tensor:
