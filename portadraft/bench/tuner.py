@@ -39,13 +39,14 @@ _STRIDE = 7
 @dataclass(frozen=True)
 class Decoded:
     """Whole answers of one round. first: the number of the first prompt. tokens_per_s: over all rows. plain_ms: a step
-    of plain decoding of the same prompts, decoded just before and just after.
+    of plain decoding of the same prompts, decoded just before and just after. tokens_per_step: of a row.
     """
 
     tokens_per_s: float
     step_ms: float
     first: int
     plain_ms: float
+    tokens_per_step: float = 1.0
 
 
 def tuner_bench(
@@ -67,16 +68,18 @@ def tuner_bench(
     """Tune one batch size, then find out what was best. The acceptance table is made first where there is none.
 
     rounds: of whole decoding, the first half of which selects among the ten best and the rest scores. turns: of every
-    shape of the grid (0: no truth, predictions only); shapes that are predicted to be slower than 0.7 of the
-    best are left out. cells: shapes, spread over the grid, whose prediction is compared with whole decoding (0: none).
-    tokens: of each answer. seconds: after which no further turn or round begins. config: prompts, grid and so on.
+    shape of the grid (0: no truth and no search, predictions only); shapes that are predicted to be slower than 0.7 of
+    the best are left out. cells: shapes, spread over the grid, whose prediction is compared with whole decoding (0:
+    none). tokens: of each answer. seconds: after which no further turn or round begins. config: prompts, grid, ….
     plot: a folder for the heat map and the cost curve.
     """
     if rounds < 2 or turns < 0:
         raise InvalidArgument(f"rounds={rounds}, turns={turns}: expected at least 2 (half of them score) and 0")
     end = time.monotonic() + seconds
     loaded = load(model, dtype=dtype, drafter=drafter)
-    asked = replace(config or TuneConfig(), budget_s=budget_s, batch_sizes=(batch,), drafters=(drafter,))
+    asked = replace(
+        config or TuneConfig(), budget_s=budget_s, batch_sizes=(batch,), drafters=(drafter,), predict_only=not turns
+    )
     tune = Tuner(loaded, asked, say)
     outcome = tune.prepare()
     begun = time.monotonic()
@@ -171,11 +174,20 @@ def speedups(turns_taken: Sequence[Measured], prediction: Prediction) -> dict[Be
 
 
 def spread(prediction: Prediction, count: int) -> list[BeamShape]:
-    """Shapes spread evenly over the ranking from the fastest to the slowest."""
+    """Shapes spread evenly over the logarithm of the predicted speed, from the fastest to the slowest.
+
+    By rank most of them would lie within a few percent of each other, where noise alone decides the order.
+    """
     shapes = prediction.distinct()
     if count >= len(shapes):
         return shapes
-    return [shapes[round(i * (len(shapes) - 1) / max(count - 1, 1))] for i in range(count)]
+    logs = [math.log(prediction.of(shape)) for shape in shapes]
+    left, out = list(range(len(shapes))), []
+    for i in range(count):
+        wanted = logs[0] + (logs[-1] - logs[0]) * i / max(count - 1, 1)
+        out.append(min(left, key=lambda k, wanted=wanted: abs(logs[k] - wanted)))  # type: ignore[misc]
+        left.remove(out[-1])
+    return [shapes[i] for i in sorted(out)]
 
 
 def decode_rounds(
@@ -207,7 +219,7 @@ def decode_rounds(
             plain_ms = (before[1] + after[1]) / 2
             out[None].append(Decoded(after[0], after[1], first, plain_ms))
             for shape, rate, step_ms in group:
-                out[shape].append(Decoded(rate, step_ms, first, plain_ms))
+                out[shape].append(Decoded(rate, step_ms, first, plain_ms, rate * step_ms / 1000 / batch))
             before = after
         say(f"whole answers, round {n + 1} of {rounds}")
     return out
@@ -217,19 +229,22 @@ def decode_once(
     tune: Tuner, one: DrafterResult, ids: Sequence[Sequence[int]], shape: BeamShape | None, tokens: int
 ) -> tuple[float, float]:
     """Tokens per second after the first, over all rows, and milliseconds a step, until a row has that many tokens (end
-    tokens are passed over).
+    tokens are passed over). The step that ends it is left out, as in replay: the limit cuts its tokens.
     """
     drafter = None if shape is None else one.drafter
     decoder = Decoder(tune.target, drafter, shape, temperature=tune.config.temperature)
     try:
         decoder.admit([Request(tuple(p), tokens, i) for i, p in enumerate(ids)])
         tune.target.ops.synchronize()
-        start, count, steps = time.perf_counter(), 0, 0
-        while decoder.live == len(ids):  # a batch that has lost a row is another batch size
-            count += sum(len(p.tokens) for p in decoder.step())
+        start, count, steps, seconds = time.perf_counter(), 0, 0, 0.0
+        while True:
+            progress = decoder.step()
+            tune.target.ops.synchronize()
+            if decoder.live < len(ids) and steps:  # a batch that has lost a row is another batch size
+                break
+            seconds = time.perf_counter() - start
+            count += sum(len(p.tokens) for p in progress)
             steps += 1
-        tune.target.ops.synchronize()
-        seconds = time.perf_counter() - start
         return count / seconds, 1000 * seconds / steps
     finally:
         decoder.close()
@@ -284,7 +299,8 @@ def replayed(tune: Tuner, one: DrafterResult, batch: int, rounds: int, tokens: i
     """Acceptance over exactly the answers that the rounds decode: an answer's beginning accepts less than its whole."""
     numbers = [(n * batch * _STRIDE + i) % len(tune.ids) for n in range(rounds) for i in range(batch)]
     config, facts = tune.config, tune.target.facts
-    recordings = record(tune.target, [tune.ids[i] for i in numbers], max_tokens=tokens, temperature=config.temperature)
+    ids = [tune.ids[i] for i in numbers]
+    recordings = record(tune.target, ids, max_tokens=tokens, temperature=config.temperature, batch=batch)
     origin = replace(one.table.origin, prompts="")
     return make_table(tune.target.ops, one.drafter, recordings, origin, one.table.grid, dtype=facts.dtype)
 
@@ -297,36 +313,47 @@ def _predictions(
 ) -> dict[str, Any]:
     """Predicted (replayed acceptance of the same answers × cost of the parts) against measured tokens per second.
 
-    As it stands, and with the machine's drift taken out: the prediction scaled by plain decoding then and now.
+    As it stands, and with the machine's drift taken out: speed in steps of plain decoding just before and after, the
+    median over rounds, at the plain speed that the costs were measured with.
     """
-    costs = result.prediction.costs
-    prediction = predict(table, costs)
+    prediction = predict(table, result.prediction.costs)
+    plain = prediction.plain_tokens_per_s
     lines: list[dict[str, Any]] = []
     for shape in shapes:
-        measured = statistics.geometric_mean([d.tokens_per_s for d in done[shape]])
-        drift = costs.plain_ms / statistics.geometric_mean([d.plain_ms for d in done[shape]])
+        rounds = done[shape]
+        measured = statistics.geometric_mean([d.tokens_per_s for d in rounds])
+        tokens = len(rounds) / sum(1 / d.tokens_per_step for d in rounds)
+        steady = plain * tokens * statistics.median(d.plain_ms / d.step_ms for d in rounds)
         predicted = prediction.of(shape)
         lines.append(
             {
                 "shape": shape_name(shape),
                 "predicted": round(predicted, 2),
-                "without_drift": round(predicted * drift, 2),
                 "measured": round(measured, 2),
+                "measured_without_drift": round(steady, 2),
+                "tokens_per_step": [
+                    round(float(prediction.tokens_per_step[table.grid.index(shape)]), 3),
+                    round(tokens, 3),
+                ],
+                "step_ms": [
+                    round(float(prediction.step_ms[table.grid.index(shape)]), 1),
+                    round(statistics.median(d.step_ms for d in rounds), 1),
+                ],
             }
         )
 
     def error(name: str) -> float:
-        return round(statistics.median(abs(line[name] / line["measured"] - 1) for line in lines), 4)
+        return round(statistics.median(abs(line["predicted"] / line[name] - 1) for line in lines), 4)
 
     def correlation(name: str) -> float:
-        return round(rank_correlation([x[name] for x in lines], [x["measured"] for x in lines]), 4)
+        return round(rank_correlation([x["predicted"] for x in lines], [x[name] for x in lines]), 4)
 
     return {
         "cells": len(lines),
-        "median_error": error("predicted"),
-        "rank_correlation": correlation("predicted"),
-        "median_error_without_drift": error("without_drift"),
-        "rank_correlation_without_drift": correlation("without_drift"),
+        "median_error": error("measured"),
+        "rank_correlation": correlation("measured"),
+        "median_error_without_drift": error("measured_without_drift"),
+        "rank_correlation_without_drift": correlation("measured_without_drift"),
         "predictions": lines,
     }
 

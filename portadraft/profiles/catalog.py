@@ -60,7 +60,12 @@ def places(profiles: str | Path | Profile = "auto", *, refresh: bool = True) -> 
     if text == "none":
         return []
     if text.endswith(".json") and "://" not in text:
-        return [_named(f"the file {text}", read(Path(text).expanduser()))]
+        try:
+            return [_named(f"the file {text}", read(Path(text).expanduser()))]
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"profiles={text!r}: no such file; expected a profile's file, a store's folder or URL, 'auto' or 'none'"
+            ) from None
     return [_own(), *_fleet(None if text == "auto" else text, refresh), shipped()]
 
 

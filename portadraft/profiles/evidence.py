@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
@@ -111,14 +112,15 @@ class Evidence:
         What other numbers of rows have shown counts in plain steps of theirs.
         """
         own = self.shapes.get((live, shape))
-        if own is not None and own.seconds:
-            return own.median
+        once = own.median if own is not None and own.seconds else math.inf  # its first step may have made things ready
+        if own is not None and len(own.seconds) >= BASELINE:
+            return once
         others = []
         for (rows, other), steps in self.shapes.items():
             theirs = self.plain_s(rows)
             if theirs and len(steps.seconds) >= BASELINE:
                 others.append((rows == live, other == shape, other.slots(), steps.median / theirs))
         if not others:
-            return None
+            return once if once < math.inf else None
         _, _, slots, cost = max(others)
-        return plain_s * (1 + max(cost - 1, 0.0) * (shape.slots() - 1) / max(slots - 1, 1))
+        return min(once, plain_s * (1 + max(cost - 1, 0.0) * (shape.slots() - 1) / max(slots - 1, 1)))

@@ -38,6 +38,8 @@ LEAST = 8
 """Steps at least that such a verdict takes."""
 REFRESH = 64
 """Drafted steps after which one is decoded plainly, since contexts grow and machines drift."""
+DRIFTED = 1.05
+"""How much slower plain steps must have become for a stop to be reconsidered."""
 TRIAL = 4
 """Steps on a rung, at least, before the next one is tried."""
 PROBE = 2
@@ -45,7 +47,7 @@ PROBE = 2
 LONGEST_REST, LONGEST_BAR = 512, 1024
 """Plain steps between two probes, and drafted steps for which a rung is closed, at most."""
 NEW_CALL_REST = 16
-"""Plain steps, at most, that a call begins with where drafting lost in the calls before."""
+"""Plain steps that a call begins with where drafting lost in the calls before."""
 FADE = 0.8
 """What each call leaves of what the calls before it have earned."""
 
@@ -119,7 +121,8 @@ class Governor:
         plain_s = self.evidence.plain_s(live)
         counted = seconds
         if not steps.seconds and plain_s is not None:
-            counted = min(seconds, 2 * plain_s)  # a shape's first step makes things ready, once in a process
+            # A shape's first step makes things ready, once in a process: it counts as what it is expected to take.
+            counted = min(seconds, self.evidence.shape_s(live, shape, plain_s) or plain_s)
         elif len(steps.seconds) >= TRIAL:
             # A disturbed step says nothing about the shape: it counts as a slow one, not as a thousand.
             counted = min(seconds, 4 * steps.median)
@@ -204,7 +207,7 @@ class Governor:
             return
         plain_s, (recent, rung) = min(self._doubts), self._stopped
         self._doubts = None
-        if plain_s <= self._believed or not recent:
+        if plain_s <= DRIFTED * self._believed or not recent:
             return
         self._book(at, sum(tokens for tokens, _ in recent) * (plain_s - self._believed), plain_s)
         if sum(tokens * plain_s - taken for tokens, taken in recent) > 0 and not self._overdrawn():
@@ -231,8 +234,8 @@ class Governor:
             at.rest, at.probing, at.backoff = 0, 0, FIRST_REST
             if self.trusted and at.ceiling is None:
                 at.enter(len(ladder(aim)) - 1)
-        else:
-            at.rest, at.backoff = min(at.rest, NEW_CALL_REST), min(at.backoff, 2 * NEW_CALL_REST)
+        elif at.probing:
+            at.rest, at.backoff = NEW_CALL_REST, min(at.backoff, 2 * NEW_CALL_REST)
         if self.balance_s is None:
             self.balance_s = min(max(at.earned, 0.0), CREDIT * plain_s)
 

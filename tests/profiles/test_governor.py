@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,10 +47,13 @@ def simulate(
     slow: Callable[[float], float] = lambda now: 1.0,
     rows: Callable[[int], int] = lambda done: 1,
     cost: Callable[[BeamShape | None], float] = cpu_step,
+    cold: float = 0.0,
 ) -> Run:
     """Decode so many tokens per row. chance: of each drafted token, by position (wider beams find a little more).
-    slow: the machine's factor at a time. rows: how many are live after so many tokens.
+    slow: the machine's factor at a time. rows: how many are live after so many tokens. cold: seconds that the first
+    step of every kind takes longer.
     """
+    met: set[BeamShape | None] = set()
     rng = np.random.default_rng(seed)
     at = chance if callable(chance) else lambda done: chance
     done, now, plain, shapes = 0, 0.0, 0.0, []
@@ -63,7 +67,8 @@ def simulate(
             while accepted < shape.length and rng.random() < p:
                 accepted += 1
         factor = slow(now) * (1 + 0.1 * (live - 1)) * float(np.exp(noise * rng.standard_normal()))
-        seconds = cost(shape) * factor
+        seconds = cost(shape) * factor + (0.0 if shape in met else cold)
+        met.add(shape)
         plain += (accepted + 1) * cost(None) * slow(now) * (1 + 0.1 * (live - 1))
         now += seconds
         done += accepted + 1
@@ -175,6 +180,85 @@ def test_a_disturbed_machine_does_not_end_drafting() -> None:
 
     run = simulate(governor(trusted=True), 1200, chance=0.65, seed=5, noise=0.05, slow=slow)
     assert sum(shape is not None for shape in run.shapes[-100:]) > 80
+
+
+def test_first_steps_that_make_things_ready_do_not_end_drafting() -> None:
+    """A shape's first step takes a fifth of a second longer, six plain steps."""
+    shapes = simulate(governor(trusted=True), 60, chance=0.7, seed=2, cold=0.2).shapes
+    assert shapes[:4] == [None, None, BeamShape(1, 2, 3), BeamShape(1, 2, 3)]
+    assert set(shapes[4:]) == {DEFAULT}
+
+
+def test_a_stop_is_checked_by_plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine becomes slower while the shape runs: it seems to lose, until plain steps turn out slower as well."""
+
+    def slow(now: float) -> float:
+        return 1.0 if now < 1.5 else 1.6
+
+    def drafted() -> int:
+        runs = [simulate(governor(trusted=True), 300, 0.45, seed=s, noise=0.02, slow=slow) for s in range(10)]
+        return sum(shape is not None for run in runs for shape in run.shapes) / sum(len(run.shapes) for run in runs)
+
+    checked = drafted()
+    monkeypatch.setattr(Governor, "_reconsider", lambda *_: None)
+    unchecked = drafted()
+    print(checked, unchecked)
+    assert checked > unchecked + 0.1
+
+
+def test_a_text_that_begins_badly_goes_on_where_drafting_has_paid_before() -> None:
+    def chance(done: int) -> float:
+        return 0.0 if done < 9 else 0.7
+
+    evidence = Evidence()
+    first = simulate(governor(trusted=True, evidence=evidence), 100, chance=0.7, seed=1)
+    assert first.speedup > 1.5
+    known = simulate(governor(trusted=True, evidence=evidence), 60, chance, seed=2, noise=0.02)
+    assert set(known.shapes) == {DEFAULT}
+    fresh = simulate(governor(trusted=True), 60, chance, seed=2, noise=0.02)
+    assert sum(shape is None for shape in fresh.shapes) > 10, "the control: nothing vouches for it"
+
+
+def test_where_drafting_lost_the_next_call_begins_plainly() -> None:
+    evidence = Evidence()
+    for seed in range(3):
+        simulate(governor(trusted=True, evidence=evidence), 100, chance=0.0, seed=seed)
+    run = simulate(governor(trusted=True, evidence=evidence), 16, chance=0.0, seed=9)
+    assert set(run.shapes) == {None}
+    good = simulate(governor(trusted=True, evidence=evidence), 400, chance=0.75, seed=9)
+    assert sum(shape is not None for shape in good.shapes[-30:]) > 25, "and finds that it pays now"
+
+
+def test_a_text_that_repeats_itself_lifts_the_bar() -> None:
+    """Free prose, in which the default is given up for (1, 2), then a loop: all that (1, 2) drafts is right."""
+    run = simulate(governor(trusted=True), 500, chance=lambda done: 0.25 if done < 150 else 1.0, seed=1, noise=0.03)
+    assert run.shapes[-5:] == [DEFAULT] * 5
+    bound = simulate(_Free(DEFAULT), 500, chance=lambda done: 0.25 if done < 150 else 1.0, seed=1, noise=0.03)
+    assert run.seconds < 1.05 * bound.seconds
+
+
+def test_fewer_rows_are_measured_once_and_no_dearer_than_more() -> None:
+    evidence = Evidence()
+    for seconds in (0.5, 0.08, 0.081):  # the first one makes things ready
+        evidence.add_plain(8, seconds, 1)
+    assert evidence.plain_s(8) == 0.081
+    assert evidence.plain_s(5) is None, "the plain time of eight rows would flatter drafting five"
+    evidence.add_plain(5, 0.06, 1)
+    assert evidence.plain_s(5) == 0.06
+    evidence.add_plain(3, 0.3, 1)
+    assert evidence.plain_s(3) == 0.081
+    evidence.add_plain(2, 0.05, 1)
+    evidence.add_plain(2, 0.05, 1)
+    assert evidence.plain_s(7) == pytest.approx(0.05 + (0.081 - 0.05) * 5 / 6)
+
+
+def test_watching_costs_microseconds() -> None:
+    one = governor(trusted=True)
+    simulate(one, 400, chance=0.6)
+    began = time.perf_counter()
+    for _ in range(2000):
+        one.observe(1, one.choose(1), 3, cpu_step(DEFAULT))
+    assert (time.perf_counter() - began) / 2000 < 5e-4
 
 
 def test_as_rows_finish_nothing_is_learned_anew() -> None:
