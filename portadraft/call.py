@@ -19,8 +19,9 @@ from portadraft.core.requests import Progress, Request
 from portadraft.core.target import RowState
 from portadraft.core.types import BeamShape
 from portadraft.drafters.select import Selected
+from portadraft.errors import BrokenLogits
 from portadraft.generation import Choice, Delta, FinishReason, Generation, Stats, Tally, TokenLogprob
-from portadraft.options import DEFAULT_BATCH_SIZE, Options, parse
+from portadraft.options import DEFAULT_BATCH_SIZE, Options, check_ids, parse
 from portadraft.prefix import PrefixCache
 from portadraft.profiles.evidence import Evidence
 from portadraft.profiles.governor import Governor
@@ -61,7 +62,7 @@ class Call:
         self._model = model
         self.batch, prompts = split_prompts(prompt)
         self.options: Options = parse(options, len(prompts), self.batch, model.codec)
-        self.options.sampling.check_vocabulary(model.target.facts.vocabulary_size, self.options.end_tokens)
+        check_ids(self.options, options, model.target.facts.vocabulary_size)
         self._prompts = encode_prompts(model.codec, model.target.facts, prompts, self.options.raw, self.batch)
         asks = self.options.drafter is not ...
         selected = model.drafter_for(self.options.drafter) if asks else model.selected
@@ -129,6 +130,8 @@ class Call:
         )
         try:
             yield decoder
+        except BrokenLogits as error:
+            raise BrokenLogits(f"model={self._model.name!r}: {error}") from None
         finally:
             decoder.close()  # also after an error or an abandoned stream
 

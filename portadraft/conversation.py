@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from portadraft.core.types import BeamShape
 from portadraft.errors import InvalidArgument
 from portadraft.generation import Delta, Generation
-from portadraft.options import check_names
+from portadraft.options import check_ids, check_names, parse
 from portadraft.prefix import DEFAULT_BYTES, PrefixCache
 from portadraft.text import Message
 
@@ -44,10 +45,7 @@ class Chat:
                 f"model={model.name!r}: it has no chat template, so it cannot tell turns apart; call generate "
                 "with raw=True"
             )
-        check_names(options)
-        for name in ("raw", "reuse"):
-            if name in options:
-                raise InvalidArgument(f"{name}: a chat decides that itself; leave it out, or call generate")
+        _check(model, options)
         if system is not None and not isinstance(system, str):
             raise InvalidArgument(f"system={system!r}: expected a string")
         self.model = model
@@ -110,10 +108,29 @@ class Chat:
         return {"role": "user", "content": text}
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        _check_free(options)
         return {**self.options, **options, "reuse": self.prefixes}
 
     def _add(self, asked: dict[str, Any], answer: Generation) -> None:
         self.messages += [asked, {"role": "assistant", "content": answer.text}]
+
+
+def _check(model: Model, options: Mapping[str, Any]) -> None:
+    """Of every turn, before the first one. Raises: as `Model.generate` does."""
+    check_names(options)
+    _check_free(options)
+    checked = parse(options, 1, False, model.codec)
+    check_ids(checked, options, model.target.facts.vocabulary_size)
+    named = {name: options[name] for name in ("width", "length", "nodes") if options.get(name) is not None}
+    BeamShape(**named)
+    if checked.drafter is not ...:
+        model.drafter_for(checked.drafter)
+
+
+def _check_free(options: Mapping[str, Any]) -> None:
+    for name in ("raw", "reuse"):
+        if name in options:
+            raise InvalidArgument(f"{name}: a chat decides that itself; leave it out, or call generate")
 
 
 def _checked(messages: Iterable[Any]) -> Iterable[Message]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from portadraft.core.rejection import Acceptance
 from portadraft.core.sampling import Sampling, row_seed
+from portadraft.core.scalars import as_flag, as_integer, as_number
 from portadraft.errors import InvalidArgument
 from portadraft.prefix import PrefixCache
 from portadraft.stopping import check_stops
@@ -73,7 +73,7 @@ def parse(options: Mapping[str, Any], prompts: int, batch: bool, codec: TextCode
     sampling, seeds = _sampling(options, prompts, batch, codec)
     return Options(
         max_tokens=_max_tokens(options.get("max_tokens")),
-        raw=bool(options.get("raw", False)),
+        raw=_flag("raw", options.get("raw")),
         stop=check_stops(options.get("stop")),
         sampling=sampling,
         seeds=seeds,
@@ -87,8 +87,19 @@ def parse(options: Mapping[str, Any], prompts: int, batch: bool, codec: TextCode
         width=options.get("width"),
         length=options.get("length"),
         nodes=options.get("nodes"),
-        profile=bool(options.get("profile", False)),
+        profile=_flag("profile", options.get("profile")),
     )
+
+
+def check_ids(options: Options, asked: Mapping[str, Any], vocabulary: int) -> None:
+    """Raises: InvalidArgument for ids outside the vocabulary, which end tokens of the model's own files may be."""
+    options.sampling.check_vocabulary(vocabulary, options.end_tokens)
+    if asked.get("end_tokens") is not None:
+        wrong = [token for token in options.end_tokens if token >= vocabulary]
+        if wrong:
+            raise InvalidArgument(
+                f"end_tokens: token id {min(wrong)} is outside the model's vocabulary 0…{vocabulary - 1}"
+            )
 
 
 def _sampling(
@@ -108,9 +119,7 @@ def _sampling(
                 if batch
                 else f"seed: {given} for one prompt; expected an integer"
             )
-        for one in seed:
-            Sampling(seed=one)  # checks it
-        return Sampling(**values), tuple(seed)
+        return Sampling(**values), tuple(Sampling(seed=one).seed for one in seed)
     if seed is not None:
         values["seed"] = seed
     sampling = Sampling(**values)
@@ -138,7 +147,7 @@ def _model_defaults(sampling: Any, codec: TextCodec) -> dict[str, Any]:
 
 def _banned(banned: Any, codec: TextCodec) -> tuple[int, ...]:
     """Ids and strings that are never to be chosen, as ids."""
-    items = [banned] if isinstance(banned, (str, int)) else banned
+    items = [banned] if isinstance(banned, str) or as_integer(banned) is not None else banned
     if not isinstance(items, (Sequence, set, frozenset)):
         raise InvalidArgument(f"banned={banned!r}: expected token ids, or strings of one token each, or a list of them")
     out = []
@@ -160,15 +169,23 @@ def _max_tokens(value: Any) -> int:
 def _at_least_one(name: str, value: Any) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    whole = as_integer(value)
+    if whole is None or whole < 1:
         raise InvalidArgument(f"{name}={value!r}: expected an integer of at least 1")
-    return value
+    return whole
+
+
+def _flag(name: str, value: Any) -> bool:
+    flag = False if value is None else as_flag(value)
+    if flag is None:
+        raise InvalidArgument(f"{name}={value!r}: expected True or False")
+    return flag
 
 
 def _end_tokens(value: Any, codec: TextCodec) -> frozenset[int]:
     if value is None:
         return codec.end_tokens
-    items = [value] if isinstance(value, int) else value
+    items = [value] if as_integer(value) is not None else value
     good = isinstance(items, Iterable) and not isinstance(items, (str, bytes, Mapping))
     ids = list(items) if good else []
     if not good or not all(hasattr(i, "__index__") and not isinstance(i, bool) and i >= 0 for i in ids):
@@ -177,16 +194,16 @@ def _end_tokens(value: Any, codec: TextCodec) -> frozenset[int]:
 
 
 def _logprobs(value: Any) -> int | None:
-    if value is None or value is False:
-        return None
-    if value is True:
-        return 0
-    if not isinstance(value, int) or not 0 <= value <= MOST_LOGPROBS:
+    flag = False if value is None else as_flag(value)
+    if flag is not None:
+        return 0 if flag else None
+    whole = as_integer(value)
+    if whole is None or not 0 <= whole <= MOST_LOGPROBS:
         raise InvalidArgument(
             f"logprobs={value!r}: expected True, or how many of the most probable tokens to name beside the chosen one "
             f"(0…{MOST_LOGPROBS})"
         )
-    return value
+    return whole
 
 
 def _acceptance(value: Any) -> Acceptance:
@@ -201,15 +218,16 @@ def _acceptance(value: Any) -> Acceptance:
 def _timeout(value: Any) -> float | None:
     if value is None:
         return None
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value) and value > 0
-    if not good:
+    seconds = as_number(value)
+    if seconds is None or not seconds > 0:
         raise InvalidArgument(f"timeout_s={value!r}: expected seconds above 0, or None for no limit")
-    return float(value)
+    return seconds
 
 
 def _reuse(value: Any) -> bool | PrefixCache:
-    if isinstance(value, (bool, PrefixCache)):
+    if isinstance(value, PrefixCache):
         return value
-    if value is None:
-        return False
+    flag = False if value is None else as_flag(value)
+    if flag is not None:
+        return flag
     raise InvalidArgument(f"reuse={value!r}: expected True, False or a PrefixCache")

@@ -190,6 +190,18 @@ def test_a_generation_config_with_what_is_not_served_is_refused(
     ours.generate(ids, generation_config=transformers.GenerationConfig(**idle, max_new_tokens=2))
 
 
+def test_temperature_zero_is_refused_where_transformers_refuses_it(
+    theirs: Any, ours: TransformersStyle, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ids, _ = padded((6,))
+    for zero in (0, 0.0):
+        with pytest.raises(ValueError, match="temperature"):
+            theirs.generate(ids, do_sample=True, temperature=float(zero), max_new_tokens=2)
+        with pytest.raises(InvalidArgument, match=rf"temperature={zero} with do_sample=True.*do_sample=False"):
+            ours.generate(ids, do_sample=True, temperature=zero, max_new_tokens=2)
+    assert ours.generate(ids, do_sample=False, temperature=0.0, max_new_tokens=2).shape == (1, 8)
+
+
 def test_a_streamer_that_raises_leaves_the_model_free(model: Model, ours: TransformersStyle) -> None:
     class Full(Recorder):
         def put(self, value: Any) -> None:

@@ -14,6 +14,7 @@ pytest.importorskip("torch", reason="the torch extra is not installed")
 import portadraft
 from portadraft import InvalidArgument, Model
 from portadraft.core.target import RowState
+from portadraft.errors import ModelNotFound
 from portadraft.prefix import PrefixCache, common_prefix
 from tests.test_api import PROMPT, save_drafter, save_model
 
@@ -260,6 +261,32 @@ def test_a_chat_above_its_memory_still_answers(model: Model) -> None:
         assert got.stats.reused_tokens == 0
         assert "max_bytes" in got.notices[0]
     assert chat.prefixes.nbytes == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"temperature": -1}, "temperature=-1"),
+        ({"raw": True}, "raw: a chat decides"),
+        ({"reuse": False}, "reuse: a chat decides"),
+        ({"banned": [10**6]}, "1000000"),
+        ({"end_tokens": [10**6]}, "1000000"),
+        ({"width": 0}, "width=0"),
+        ({"width": 5000}, "width=5000"),
+        ({"drafter": "/nowhere/at/all"}, "/nowhere/at/all"),
+        ({"seed": [1]}, "seed: a list of 1 for one prompt"),
+        ({"profile": 1}, "profile=1"),
+    ],
+)
+def test_bad_options_of_a_chat_are_found_when_it_begins(model: Model, options: dict[str, Any], words: str) -> None:
+    with pytest.raises((InvalidArgument, ModelNotFound), match=words):
+        model.chat(**options)
+    chat = model.chat(max_tokens=3)
+    with pytest.raises((InvalidArgument, ModelNotFound), match=words):
+        chat.send("hello", **options)
+    with pytest.raises((InvalidArgument, ModelNotFound), match=words):
+        chat.stream("hello", **options)
+    assert chat.messages == []
 
 
 def test_a_chat_needs_a_template(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,16 @@ def test_rejection_drafts_one_chain_unless_told_otherwise(model: Model, drafter:
         ({"end_tokens": "x"}, "end_tokens='x'"),
         ({"end_tokens": 1.5}, "end_tokens=1.5"),
         ({"end_tokens": [True]}, r"end_tokens=\[True\]"),
+        ({"end_tokens": [3, 10**6]}, "end_tokens: token id 1000000 is outside"),
+        ({"raw": "no"}, "raw='no'"),
+        ({"raw": 1}, "raw=1"),
+        ({"profile": "yes"}, "profile='yes'"),
+        ({"reuse": "yes"}, "reuse='yes'"),
+        ({"max_tokens": np.float32(3)}, "max_tokens="),
+        ({"temperature": np.float32("nan")}, "temperature="),
+        ({"temperature": np.bool_(True)}, "temperature="),
+        ({"logprobs": np.int64(-1)}, "logprobs="),
+        ({"width": 2.0}, "width=2.0"),
     ],
 )
 def test_bad_options_are_found_before_any_work(
@@ -129,6 +139,32 @@ def test_bad_options_are_found_before_any_work(
     monkeypatch.setattr(Decoder, "admit", lambda *_: pytest.fail("work was done"))
     with pytest.raises(InvalidArgument, match=words):
         model.stream(PROMPT, **options)
+
+
+def test_numbers_of_numpy_are_numbers(model: Model, drafter: Path) -> None:
+    plain = {
+        "max_tokens": 12, "temperature": 0.75, "top_k": 40, "top_p": 0.5, "min_p": 0.125, "repetition_penalty": 1.25,
+        "presence_penalty": 0.5, "frequency_penalty": 0.25, "min_tokens": 3, "seed": 5, "width": 2, "length": 2,
+        "nodes": 4, "logprobs": 2, "timeout_s": 100.0, "raw": True, "profile": False,
+    }  # fmt: skip
+    kinds = {int: np.int64, float: np.float32, bool: np.bool_}
+    theirs = {name: kinds[type(value)](value) for name, value in plain.items()}
+    theirs |= {"logit_bias": {np.int32(9): np.float16(2)}, "banned": [np.uint8(11)], "end_tokens": np.int64(7)}
+    expected = model.generate(PROMPT, drafter=drafter, **plain, logit_bias={9: 2.0}, banned=[11], end_tokens=7)
+    assert model.generate(PROMPT, drafter=drafter, **theirs).ids == expected.ids
+    assert model.generate(PROMPT, drafter=drafter, **{**plain, "seed": 6}).ids != expected.ids
+    seeds = [np.int64(1), np.uint64(2**64 - 1)]
+    several = model.generate([PROMPT] * 2, max_tokens=5, temperature=1.0, seed=seeds, batch_size=np.int16(2))
+    assert [a.ids for a in several] == [
+        a.ids for a in model.generate([PROMPT] * 2, max_tokens=5, temperature=1.0, seed=[1, 2**64 - 1])
+    ]
+
+
+def test_a_profile_that_is_not_there_is_named(tmp_path: Path) -> None:
+    where = tmp_path / "none.json"
+    save_model(tmp_path / "tiny")
+    with pytest.raises(FileNotFoundError, match=r"profiles='.*none\.json': no such file; expected"):
+        portadraft.load(tmp_path / "tiny", device="cpu", profiles=where)
 
 
 def test_the_nearest_name_is_suggested(model: Model) -> None:

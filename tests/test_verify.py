@@ -177,6 +177,21 @@ def test_prompts_are_checked_before_any_is_run(target, monkeypatch):
         verify(model_of(target), selected, SHAPE, [("fine", "abc"), ("nothing", "")], sampling=SAMPLED)
 
 
+@pytest.mark.parametrize("draws", [0, 8, 99])
+def test_too_few_draws_to_find_anything_are_refused(target, monkeypatch, command, draws):
+    monkeypatch.setattr(verify_module, "compare", lambda *_, **__: pytest.fail("work was done"))
+    selected = Selected(random_redrafter(target, 5), "redrafter", "")
+    with pytest.raises(InvalidArgument, match=rf"draws={draws}: expected at least 100"):
+        verify(model_of(target), selected, SHAPE, [("fine", "abc")], sampling=SAMPLED, draws=draws)
+    assert command("--draws", str(draws)).exit_code == 2
+
+
+def test_a_certain_token_is_said_to_tell_nothing(command):
+    result = command("--temperature", "0.001", "--draws", "100")
+    assert result.exit_code == 0, result.output
+    assert "one token is nearly certain" in " ".join(result.output.split())
+
+
 def test_temperature_zero_samples_nothing(target):
     report = report_of(target, Sampling())
     assert len(report.comparisons) == 4

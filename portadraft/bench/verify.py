@@ -18,10 +18,13 @@ from portadraft.core.sampling import Sampling
 from portadraft.core.types import BeamShape
 from portadraft.core.uniforms import uniforms
 from portadraft.drafters.select import Selected
+from portadraft.errors import InvalidArgument
 from portadraft.prompts import encode_prompts
 
 LEAST_P = 1e-4
 """A chi-square less likely than this is taken for a fault."""
+LEAST_DRAWS = 100
+"""A cell of a chi-square should expect five draws, so that fewer than this leave next to nothing to compare."""
 TIES = 1e-3
 """The most ties a token in float32; in half precision there is no such limit."""
 
@@ -112,8 +115,13 @@ def verify(
     """Compare drafted with plain decoding on (name, text) prompts, greedy and sampled, and draws with probabilities.
 
     sampling: of the second run and of the draws; where its temperature is 0 there are neither.
-    Raises: InvalidArgument for a prompt that the model cannot take, by its number, before any is run.
+    Raises: InvalidArgument for a prompt that the model cannot take, by its number, before any is run; for fewer
+    draws than `LEAST_DRAWS`.
     """
+    if draws < LEAST_DRAWS:
+        raise InvalidArgument(
+            f"draws={draws!r}: expected at least {LEAST_DRAWS}; a chi-square of fewer finds nothing, whatever is wrong"
+        )
     target, codec = model.target, model.codec
     ends = sorted(codec.end_tokens)
     texts = [text for _, text in prompts]

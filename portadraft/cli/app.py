@@ -306,7 +306,7 @@ def verify(
     temperature: Annotated[float, typer.Option(help="Of the sampled runs beside the greedy ones; 0 for none.")] = 0.8,
     top_p: Annotated[float, typer.Option(help="Of the sampled runs.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Of the sampled runs.")] = 0,
-    draws: Annotated[int, typer.Option(min=1, help="Samples that are tested against their distribution.")] = 2048,
+    draws: Annotated[int, typer.Option(min=100, help="Samples that are tested against their distribution.")] = 2048,
     width: Annotated[int | None, typer.Option(help="Candidates of a draft.")] = None,
     length: Annotated[int | None, typer.Option(help="Drafted tokens of a candidate.")] = None,
     nodes: Annotated[int | None, typer.Option(help="The most slots that the model checks in a step.")] = None,

@@ -95,9 +95,12 @@ def _show(report: Report) -> None:
     if table.rows:
         console.print(table)
     for s in report.samples:
+        said = f"chi-square {s.chi_square:.1f} over {s.degrees} degrees, p = {s.p:.3f}"
+        if not s.degrees:
+            said = "one token is nearly certain there, so that no chi-square can be told"
         console.print(
-            f"{s.draws} draws after {s.prompt!r}: chi-square {s.chi_square:.1f} over {s.degrees} degrees, "
-            f"p = {s.p:.3f}; total variation {s.total_variation:.4f} (fair draws: {s.noise:.4f})"
+            f"{s.draws} draws after {s.prompt!r}: {said}; "
+            f"total variation {s.total_variation:.4f} (fair draws: {s.noise:.4f})"
         )
     for fault in report.faults:
         console.print(f"[red]{fault}[/red]")

@@ -141,6 +141,11 @@ class TransformersStyle:
             ours["repetition_penalty"] = penalty
         filters = {name: config.take(name) for name in _FILTERS}
         if config.take("do_sample"):
+            if filters["temperature"] == 0:
+                raise InvalidArgument(
+                    f"temperature={filters['temperature']!r} with do_sample=True: expected a number above 0, as in "
+                    "transformers; for greedy decoding pass do_sample=False"
+                )
             ours["temperature"] = 1.0 if filters["temperature"] is None else filters["temperature"]
             ours["top_k"] = DEFAULT_TOP_K if filters["top_k"] is None else filters["top_k"] or None
             ours.update({name: filters[name] for name in ("top_p", "min_p") if filters[name] is not None})

@@ -28,6 +28,7 @@ from portadraft.core.requests import Progress as Progress
 from portadraft.core.requests import Request as Request
 from portadraft.core.requests import Row
 from portadraft.core.sampling import Sampling
+from portadraft.core.scalars import as_integer
 from portadraft.core.target import RowState, Target
 from portadraft.core.tree import root_only
 from portadraft.core.types import Array, BeamShape, PackedBeam, Verdict
@@ -378,7 +379,8 @@ _UNTIMED: AbstractContextManager[None] = nullcontext()
 def _check_logprobs(count: int | None, vocabulary: int) -> None:
     if count is None:
         return
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= vocabulary:
+    whole = as_integer(count)
+    if whole is None or not 0 <= whole <= vocabulary:
         raise InvalidArgument(
             f"logprobs={count!r}: expected how many alternatives to report, 0 to {vocabulary}, or None for no "
             "log-probabilities"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from portadraft.core.scalars import as_integer, as_number
 from portadraft.core.uniforms import philox as philox
 from portadraft.core.uniforms import row_seed as row_seed
 from portadraft.core.uniforms import uniforms as uniforms
@@ -55,26 +56,41 @@ class Sampling:
     min_tokens: int = 0
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, 0, math.inf, "a finite number of at least 0 (0 is greedy)")
+        self._number("temperature", 0, math.inf, "a finite number of at least 0 (0 is greedy)")
         if 0 < self.temperature < 1 / MOST:
             raise InvalidArgument(f"temperature={self.temperature!r}: expected 0 (greedy), or at least {1 / MOST:g}")
-        if not _is_integer(self.seed) or not 0 <= self.seed < 2**64:
+        seed = as_integer(self.seed)
+        if seed is None or not 0 <= seed < 2**64:
             raise InvalidArgument(f"seed={self.seed!r}: expected an integer from 0 to 2**64 - 1")
-        _integer("top_k", self.top_k, "0 keeps every token")
-        _number("top_p", self.top_p, 0, 1, "a number above 0 and at most 1 (1 keeps every token)", open_low=True)
-        _number("min_p", self.min_p, 0, 1, "a number from 0 to 1 (0 keeps every token)")
-        _number(
+        object.__setattr__(self, "seed", seed)
+        self._integer("top_k", "0 keeps every token")
+        self._number("top_p", 0, 1, "a number above 0 and at most 1 (1 keeps every token)", open_low=True)
+        self._number("min_p", 0, 1, "a number from 0 to 1 (0 keeps every token)")
+        self._number(
             "repetition_penalty",
-            self.repetition_penalty,
             1 / MOST,
             MOST,
             f"a number above 0, from {1 / MOST:g} to {MOST:g} (1 changes nothing, above 1 discourages)",
         )
         for name in ("presence_penalty", "frequency_penalty"):
-            _number(name, getattr(self, name), -MOST, MOST, f"a number from {-MOST:g} to {MOST:g} (0 changes nothing)")
-        _integer("min_tokens", self.min_tokens, "0 lets an answer end at once")
+            self._number(name, -MOST, MOST, f"a number from {-MOST:g} to {MOST:g} (0 changes nothing)")
+        self._integer("min_tokens", "0 lets an answer end at once")
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         object.__setattr__(self, "banned", _ids("banned", self.banned))
+
+    def _number(self, name: str, low: float, high: float, expected: str, *, open_low: bool = False) -> None:
+        given = getattr(self, name)
+        value = as_number(given)
+        if value is None or not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+            raise InvalidArgument(f"{name}={given!r}: expected {expected}")
+        object.__setattr__(self, name, value)
+
+    def _integer(self, name: str, zero: str) -> None:
+        given = getattr(self, name)
+        value = as_integer(given)
+        if value is None or value < 0:
+            raise InvalidArgument(f"{name}={given!r}: expected an integer of at least 0 ({zero})")
+        object.__setattr__(self, name, value)
 
     @property
     def greedy(self) -> bool:
@@ -110,31 +126,16 @@ class Sampling:
             )
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _number(name: str, value: Any, low: float, high: float, expected: str, *, open_low: bool = False) -> None:
-    if not _is_number(value) or not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
-        raise InvalidArgument(f"{name}={value!r}: expected {expected}")
-
-
-def _integer(name: str, value: Any, zero: str) -> None:
-    if not _is_integer(value) or value < 0:
-        raise InvalidArgument(f"{name}={value!r}: expected an integer of at least 0 ({zero})")
-
-
 def _ids(name: str, values: Any) -> tuple[int, ...]:
     if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, set, frozenset)):
         raise InvalidArgument(f"{name}={values!r}: expected token ids, such as [5, 17]")
+    ids = set()
     for value in values:
-        if not _is_integer(value) or value < 0:
+        token = as_integer(value)
+        if token is None or token < 0:
             raise InvalidArgument(f"{name}: {value!r} is no token id; expected integers of at least 0")
-    return tuple(sorted(set(values)))
+        ids.add(token)
+    return tuple(sorted(ids))
 
 
 def _bias(values: Any) -> tuple[tuple[int, float], ...]:
@@ -146,10 +147,13 @@ def _bias(values: Any) -> tuple[tuple[int, float], ...]:
     except (TypeError, ValueError):
         raise wrong from None
     _ids("logit_bias", list(pairs))
-    for token, value in pairs.items():
-        if not _is_number(value) or math.isnan(value) or (abs(value) > MOST and value != -math.inf):
+    checked = {}
+    for token, given in pairs.items():
+        value = as_number(given)
+        if value is None or math.isnan(value) or (abs(value) > MOST and value != -math.inf):
             raise InvalidArgument(
-                f"logit_bias: {value!r} for token {token}; expected a finite number from {-MOST:g} to {MOST:g}, or "
+                f"logit_bias: {given!r} for token {token}; expected a finite number from {-MOST:g} to {MOST:g}, or "
                 "-inf to ban the token"
             )
-    return tuple(sorted((token, float(value)) for token, value in pairs.items()))
+        checked[int(token)] = value
+    return tuple(sorted(checked.items()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from portadraft.core.scalars import as_integer
 from portadraft.errors import InvalidArgument
 
 Array: TypeAlias = Any
@@ -38,12 +39,14 @@ class BeamShape:
             value = getattr(self, name)
             if name == "nodes" and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            whole = as_integer(value)
+            if whole is None or whole < least:
                 hint = " (slot 0 is the root, so 2 is the least that drafts)" if name == "nodes" else ""
                 raise InvalidArgument(
                     f"{name}={value!r}: expected an integer of at least {least}{hint}; "
                     "to decode without drafting take the drafter 'none'"
                 )
+            object.__setattr__(self, name, whole)
         if self.width * self.length > MOST_NODES:
             raise InvalidArgument(
                 f"width={self.width}, length={self.length}: {self.width * self.length} drafted tokens a step; expected "
