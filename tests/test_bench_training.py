@@ -94,6 +94,16 @@ def test_what_the_model_would_say_teaches_more_than_the_text(compared: tuple[Pat
         assert len(lines) == 4
 
 
+@pytest.mark.parametrize("mode", ["text", "sequence"])
+def test_other_ways_to_distil(model: str, data: Path, tmp_path: Path, mode: str) -> None:
+    given: dict[str, Any] = {"budget": "2ktok", "epochs": 1, "widths": (2,), "temperatures": (0.0,), "nodes": 4}
+    report = run_table4(model, data, tmp_path / "w", distilled=mode, **given)
+    (row,) = report["rows"]
+    assert row["width"] == 2 and 1 <= row[mode] <= 4 and 1 < row["nodes"] <= 4
+    assert list(report["positions"]) == [mode, "ground-truth", "half"]
+    assert all(2000 <= n <= 2300 for n in report["positions"].values())
+
+
 def test_it_goes_on_where_it_was_and_measures_costs_again(
     model: str, data: Path, compared: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
