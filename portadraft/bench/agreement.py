@@ -17,6 +17,7 @@ import numpy as np
 from portadraft.bench import reference
 from portadraft.core.decode import Decoder, Request
 from portadraft.core.drafter import Drafter
+from portadraft.core.draw import EDGE
 from portadraft.core.sampling import Sampling
 from portadraft.core.target import Target
 from portadraft.core.types import BeamShape, PackedBeam, Verdict, Verified
@@ -135,15 +136,20 @@ class _Decoding:
     def judge(
         self, prompt: Sequence[int], plain: list[int], position: int, drafted: int, ours: Host, theirs: Host
     ) -> Divergence:
-        """Whether each pass's own logits, recomputed in float64, explain its token, and rounding their difference."""
-        uniform = uniforms([self._sampling.seed], [len(prompt) + position], 1)[0, 0]
+        """Whether each pass's own logits, recomputed in float64, explain its token, and rounding their difference.
 
-        def again(logits: Host) -> int:
-            return reference.choice(
-                logits, self._sampling, uniform, prompt=prompt, answer=plain[:position], end_tokens=self._end_tokens
-            )
-
+        Where choices are computed in float64, they must be the very same; elsewhere within `draw.EDGE`.
+        """
         token = plain[position]
+        uniform = uniforms([self._sampling.seed], [len(prompt) + position], 1)[0, 0]
+        edge = 0.0 if self._target.ops.wide == "float64" else EDGE
+
+        def explain(logits: Host, token: int) -> bool:
+            return reference.explains(
+                token, logits, self._sampling, uniform, edge=edge,
+                prompt=prompt, answer=plain[:position], end_tokens=self._end_tokens,
+            )  # fmt: skip
+
         pair = np.asarray([token, drafted])
         dtype = self._target.facts.dtype
         size = 1.0 if dtype == "float32" else float(max(np.abs(ours).max(), np.abs(theirs).max()))
@@ -151,9 +157,9 @@ class _Decoding:
         difference = float(np.abs(ours[pair] - theirs[pair]).max())
         if difference > allowed:
             verdict, reason = "bug", "the two passes' logits differ by more than rounding"
-        elif again(ours) != token:
+        elif not explain(ours, token):
             verdict, reason = "bug", "plain decoding's own logits choose another token"
-        elif again(theirs) != drafted:
+        elif not explain(theirs, drafted):
             verdict, reason = "bug", "the drafted pass's own logits choose another token"
         else:
             verdict, reason = "tie", "each pass chose rightly, and they differ by rounding"

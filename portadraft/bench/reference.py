@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,46 @@ def choice(
     end_tokens: Sequence[int] = (),
 ) -> int:
     """The token chosen after prompt and answer; logits (V,) are the model's own there, uniform in [0, 1)."""
-    x = changed(logits, sampling, prompt=prompt, answer=answer, end_tokens=end_tokens)
+    return _chosen(changed(logits, sampling, prompt=prompt, answer=answer, end_tokens=end_tokens), sampling, uniform)
+
+
+def _chosen(x: Floats, sampling: Sampling, uniform: float) -> int:
     if sampling.greedy:
         return int(np.argmax(x))
     cdf = np.cumsum(filtered(x, sampling))
     kept = np.flatnonzero(np.diff(cdf, prepend=0.0) > 0)
     return int(kept[min(np.searchsorted(cdf[kept], uniform * cdf[-1], side="right"), len(kept) - 1)])
+
+
+def explains(
+    token: int,
+    logits: Any,
+    sampling: Sampling,
+    uniform: float,
+    *,
+    edge: float = 0.0,
+    prompt: Sequence[int] = (),
+    answer: Sequence[int] = (),
+    end_tokens: Sequence[int] = (),
+) -> bool:
+    """Whether the token is what these logits choose.
+
+    edge: 0 asks for the very choice. Above 0 it says by how much, as a share of all probability, a device without
+    float64 may move edges between tokens and those of filters; a greedy token's logit may then lie that far below
+    the best, as a share of the greatest logit's size.
+    """
+    x = changed(logits, sampling, prompt=prompt, answer=answer, end_tokens=end_tokens)
+    if edge == 0:
+        return _chosen(x, sampling, uniform) == token
+    if sampling.greedy:
+        return bool(x[token] >= x.max() - edge * np.abs(x[np.isfinite(x)]).max())
+    for shift in (0.0, -edge, edge):
+        near = replace(sampling, top_p=min(1.0, sampling.top_p + shift) if sampling.top_p < 1 else 1.0)
+        near = replace(near, min_p=near.min_p * (1 - shift))
+        low, high = _chosen(x, near, max(0.0, uniform - edge)), _chosen(x, near, min(1.0, uniform + edge))
+        if low <= token <= high and filtered(x, near)[token] > 0:
+            return True
+    return False
 
 
 def distribution(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -156,3 +158,44 @@ def test_products_of_whole_numbers_are_exact():
     assert got.dtype == np.int32
     assert got.tolist() == [int(t) * int(u) >> BITS for t, u in zip(total, uniforms, strict=True)]
     assert (got < total).all()
+
+
+# what `verify` allows where a device has no float64
+
+
+def test_without_float64_edges_may_be_off_by_so_much_and_no_more():
+    logits = heavy_tail(8, rows=1)[0]
+    sampling = Sampling(0.8, top_p=0.9)
+    cdf = cdf_of(logits, sampling)
+    kept = np.flatnonzero(np.diff(cdf, prepend=0.0) > 0)
+    token, after = kept[len(kept) // 2], kept[len(kept) // 2 + 1]
+    at = cdf[token] / cdf[-1]
+
+    def explains(token, uniform, edge, sampling=sampling):
+        return reference.explains(int(token), logits, sampling, uniform, edge=edge)
+
+    for u, right, other in ((at - EDGE / 2, token, after), (at + EDGE / 2, after, token)):
+        assert explains(right, u, 0.0)
+        assert explains(right, u, EDGE)
+        assert not explains(other, u, 0.0)
+        assert explains(other, u, EDGE)
+    assert not explains(after, at - 2 * EDGE, EDGE)
+    assert not explains(token, at + 2 * EDGE, EDGE)
+    dropped = next(i for i in range(token + 1, V) if i not in set(kept))
+    assert dropped < after
+    assert not explains(dropped, at, EDGE)
+    assert not any(explains(i, at, EDGE) for i in np.argsort(logits)[:50])
+
+
+def test_without_float64_the_last_token_of_top_p_may_stay_or_go():
+    logits = np.log(np.asarray([0.5, 0.3, 0.2])).astype(np.float32)
+    sampling = Sampling(1.0, top_p=0.8 - 2.0**-21)
+    likely = [reference.explains(2, logits, replace(sampling, top_p=p), 0.999, edge=EDGE) for p in (0.8, 0.7999)]
+    assert likely == [True, False]
+    assert not reference.explains(2, logits, replace(sampling, top_p=0.7999), 0.999)
+
+
+def test_greedy_choices_are_explained_by_their_logits():
+    logits = np.asarray([3.0, 20.0, 20.0 - 1e-5, 19.0], dtype=np.float64)
+    assert [reference.explains(i, logits, Sampling(), 0.0) for i in range(4)] == [False, True, False, False]
+    assert [reference.explains(i, logits, Sampling(), 0.0, edge=EDGE) for i in range(4)] == [False, True, True, False]
