@@ -25,6 +25,7 @@ from portadraft.options import DEFAULT_BATCH_SIZE, Options, check_ids, parse
 from portadraft.prefix import PrefixCache
 from portadraft.profiles.evidence import Evidence
 from portadraft.profiles.governor import Governor
+from portadraft.profiles.nearness import context_class
 from portadraft.profiles.policy import FixedShape, ShapePolicy
 from portadraft.profiles.shape import default_shape
 from portadraft.prompts import encode_prompts, is_ids, split_prompts
@@ -303,6 +304,5 @@ def _governed(
     context: tokens of the longest prompt; what steps cost is learned for contexts of about that size.
     """
     drafter = selected.drafter
-    size = (context // 256).bit_length()
-    key = (selected.name, getattr(drafter, "id", "") or id(drafter), options.sampling.greedy, size)
+    key = (selected.name, getattr(drafter, "id", "") or id(drafter), options.sampling.greedy, context_class(context))
     return Governor(policy, model.evidence.setdefault(key, Evidence()), trusted=trusted)

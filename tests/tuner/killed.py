@@ -110,7 +110,7 @@ MOMENTS: dict[str, tuple[Callable[[], None], ...]] = {
     "measuring": tuple(lambda n=n: killed_in(LiveMachine, "steps", n, die) for n in (12,)),  # type: ignore[misc]
     "writing": tuple(lambda n=n: killed_in(os, "fsync", n, torn) for n in (1, 2)),  # type: ignore[misc]
     "renaming": tuple(lambda n=n: killed_in(os, "replace", n, die) for n in (1, 2)),  # type: ignore[misc]
-    "at any time": tuple(lambda s=s: killed_after(s) for s in (0.3, 0.8)),  # type: ignore[misc]
+    "at any time": tuple(lambda s=s: killed_after(s) for s in (0.5,)),  # type: ignore[misc]
 }
 
 

@@ -186,18 +186,40 @@ def test_folders_are_not_announced(hub: Hub, tmp_path: Path) -> None:
     assert announce(resolve(tmp_path / "whole")) is None
 
 
+TUNE = """
+import socket, sys
+from typer.testing import CliRunner
+from portadraft.cli.app import app
+from huggingface_hub import constants
+
+def refuse(self, address, *_):
+    raise AssertionError(f"the network is used: {address}")
+
+runner = CliRunner()
+for offline in (False, True):
+    if offline:
+        constants.HF_HUB_OFFLINE = True
+        socket.socket.connect = socket.socket.connect_ex = refuse
+    done = runner.invoke(app, sys.argv[1:], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    print("|", done.stderr, "|", done.stdout, end="")
+"""
+
+
 def test_tune_says_it_and_then_works_from_the_cache_alone(hub: Hub, tmp_path: Path) -> None:
+    """The second time without a network: whoever connects to anything raises."""
     pytest.importorskip("skopt", reason="the tune extra is not installed")
     prompts = ("abc abc abc", "one two three one two", "0123456789 0123456")
     (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts), "utf-8")
-    tune = (
-        "-m", "portadraft", "tune", "--model", "me/tiny", "--drafter", "lookup", "--predict-only", "--budget", "1s",
+    done = client(
+        "", hub.url, tmp_path, False,
+        "-c", TUNE, "tune", "--model", "me/tiny", "--drafter", "lookup", "--predict-only", "--budget", "0.5s",
         "--dtype", "float32", "--device", "cpu", "-n", "16", "--context", "20", "--prompts", str(tmp_path / "p.jsonl"),
         "--json",
     )  # fmt: skip
-    online = client("", hub.url, tmp_path, False, *tune)
-    assert "me/tiny is not on this machine: loading it downloads" in online.stderr
-    offline = client("", "http://127.0.0.1:9", tmp_path, True, *tune)
-    assert offline.stderr == ""
-    for done in (online, offline):
-        assert json.loads(done.stdout)["best_drafter"] == "lookup"
+    _, online, first, offline, second = (part.strip() for part in done.stdout.split("|"))
+    assert "me/tiny is not on this machine: loading it downloads" in online
+    assert offline == ""
+    assert hub.requests
+    for document in (first, second):
+        assert json.loads(document)["best_drafter"] == "lookup"
