@@ -29,7 +29,7 @@ from portadraft.tuner.run import DrafterResult, TuneConfig, Tuner, shape_name
 from portadraft.tuner.search import Measured, Result, Search
 
 TEN = 10
-HOPELESS, PROMISING = 0.7, 0.85
+HOPELESS, PROMISING = 0.8, 0.88
 _NEIGHBOURS = 4
 _TOGETHER = 3
 _STRIDE = 7
@@ -68,7 +68,7 @@ def tuner_bench(
     """Tune one batch size, then find out what was best. The acceptance table is made first where there is none.
 
     rounds: of whole decoding, the first half of which selects among the ten best and the rest scores. turns: of every
-    shape of the grid (0: no truth and no search, predictions only); shapes that are predicted to be slower than 0.7 of
+    shape of the grid (0: no truth and no search, predictions only); shapes that are predicted to be slower than 0.8 of
     the best are left out. cells: shapes, spread over the grid, whose prediction is compared with whole decoding (0:
     none). tokens: of each answer. seconds: after which no further turn or round begins. config: prompts, grid, ….
     plot: a folder for the heat map and the cost curve.

@@ -22,7 +22,7 @@ from portadraft.profiles.indexing import push
 from portadraft.profiles.mirror import Mirror
 from portadraft.profiles.nearness import Query
 from portadraft.profiles.schema import BatchChoice, Conditions, Profile, now
-from tests.test_api import PROMPT, save_model
+from tests.test_api import PROMPT, save_drafter, save_model
 
 from .conftest import move_home
 from .examples import shape
@@ -141,6 +141,21 @@ def test_the_shape_follows_the_live_rows(
     texts = {i: answer.text for i, answer in seen}
     assert [texts[i] for i in range(7)] == [*plain, *plain, plain[0]]
     assert seen[0][1].stats.chosen["shape"].value == "1 row: 1x3; 2 rows: 1x2; 3 rows: plain"
+
+
+def test_what_is_watched(folder: Path, new_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is; neither a shape that the caller names nor rejection, whose text depends on what was drafted."""
+    drafter = save_drafter(tmp_path / "drafter", _load(folder))
+    model = portadraft.load(folder, dtype="float32", device="cpu", drafter=drafter)
+    asked: list[int] = []
+    real = Governor.choose
+    monkeypatch.setattr(Governor, "choose", lambda self, live: asked.append(live) or real(self, live))
+    model.generate(PROMPT, max_tokens=6)
+    assert asked
+    for options in ({"width": 2}, {"nodes": 4}, {"drafter": None}, {"acceptance": "rejection", "temperature": 1.0}):
+        asked.clear()
+        model.generate(PROMPT, max_tokens=6, **options)
+        assert not asked, options
 
 
 def test_what_the_caller_asks_for_wins(folder: Path, asked: Query, new_home: Path) -> None:

@@ -16,7 +16,7 @@ from portadraft.tuner.machine import Chunk
 from portadraft.tuner.measure import Disturbance
 from portadraft.tuner.predict import predict
 from portadraft.tuner.search import Search
-from portadraft.tuner.surrogate import expected_improvement
+from portadraft.tuner.surrogate import _noise, expected_improvement
 from tests.tuner import synthetic
 
 pytest.importorskip("skopt", reason="the tune extra is not installed")
@@ -236,6 +236,17 @@ def test_where_nothing_fits_into_the_budget_the_prediction_is_taken():
     assert took <= 1.1 * 60
     assert result.measured == []
     assert result.shape == result.prediction.best() is not None
+
+
+def test_the_noise_of_a_turn_is_told_from_repeats_and_not_from_one_wild_turn():
+    rng = np.random.default_rng(0)
+    for scale in (0.02, 0.2):
+        groups = [list(rng.normal(level, scale, 6)) for level in (0.0, 0.5, 1.0, 0.2)]
+        assert _noise(groups) == pytest.approx(scale, rel=0.5)
+        calm = _noise(groups)
+        groups[1][2] += 1.4
+        assert _noise(groups) == pytest.approx(calm, rel=0.35)
+    assert _noise([[0.1], [0.4]]) == pytest.approx(0.02)  # nothing was repeated: what is begun with
 
 
 def test_expected_improvement():
