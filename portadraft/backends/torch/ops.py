@@ -197,7 +197,8 @@ class TorchOps:
         return x.any(axis)
 
     def surely_none(self, x: Tensor) -> bool:
-        return self.host and not np.from_dlpack(x).any()
+        # What may be captured must not depend on what it finds.
+        return self.host and self.graphs is None and not np.from_dlpack(x).any()
 
     def exp(self, x: Tensor) -> Tensor:
         if self.host and x.dtype == torch.float64 and not x.requires_grad:
