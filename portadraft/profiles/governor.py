@@ -66,7 +66,8 @@ class Governor:
         self.stops = 0
         self._doubts: list[float] | None = None  # plain steps since the last stop
         self._believed = 0.0  # what a plain step was taken for then
-        self._stopped: tuple[list[tuple[float, float]], int] = ([], 0)  # the steps that led to it, and their rung
+        # Where that stop was, the steps that led to it, and their rung.
+        self._stopped: tuple[Standing | None, list[tuple[float, float]], int] = (None, [], 0)
 
     # the policy
 
@@ -192,7 +193,7 @@ class Governor:
         """Stop drafting for a while. rarer: the next time for longer. probed: a probe failed; nothing to reconsider."""
         self.stops += 0 if probed else 1
         self._doubts, self._believed = (None if probed else []), plain_s
-        self._stopped = list(at.recent), at.rung
+        self._stopped = at, list(at.recent), at.rung
         at.enter(0)
         at.rest, at.probing = at.backoff, PROBE
         if rarer:
@@ -200,18 +201,18 @@ class Governor:
 
     def _reconsider(self, at: Standing, seconds: float) -> None:
         """After a stop: value the steps that led to it by plain steps measured since, and go on if they paid."""
-        if self._doubts is None:
+        if self._doubts is None or self._stopped[0] is not at:
             return
         self._doubts.append(seconds)
         if len(self._doubts) < BASELINE:
             return
-        plain_s, (recent, rung) = min(self._doubts), self._stopped
+        plain_s, (_, recent, rung) = min(self._doubts), self._stopped
         self._doubts = None
         if plain_s <= DRIFTED * self._believed or not recent:
             return
         self._book(at, sum(tokens for tokens, _ in recent) * (plain_s - self._believed), plain_s)
         if sum(tokens * plain_s - taken for tokens, taken in recent) > 0 and not self._overdrawn():
-            at.rest, at.probing, at.backoff = 0, 0, max(at.backoff // 2, FIRST_REST)
+            at.rest, at.probing, at.backoff, at.ceiling = 0, 0, max(at.backoff // 2, FIRST_REST), None
             at.enter(rung)
             self.stops -= 1
 
