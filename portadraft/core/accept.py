@@ -20,6 +20,8 @@ def accept(
     says nothing.
     """
     batch, slots, vocabulary = logits.shape
+    if packed.length == 0:
+        return _plain(ops, logits[:, 0], chooser, situation)
     flat = logits.reshape(batch * slots, vocabulary)
     rows = ops.arange(batch) * slots
     numbers = ops.arange(slots)
@@ -32,7 +34,7 @@ def accept(
     history = situation.history
     tokens, path = [], []
     for depth in range(packed.length + 1):
-        at = ops.take(flat, rows + slot) if slots > 1 else flat
+        at = ops.take(flat, rows + slot)
         token = chooser.choose(at, situation, depth, history)
         tokens.append(token)
         path.append(slot)
@@ -49,3 +51,13 @@ def accept(
             tokens, path = tokens + [token] * rest, path + [slot] * rest
             break
     return Verdict(ops.stack(tokens, axis=1), counts, ops.stack(path, axis=1)), history
+
+
+def _plain(ops: Ops, logits: Array, chooser: Chooser, situation: Situation) -> tuple[Verdict, History | None]:
+    """One choice, and nothing to walk to: logits (B, V) at the roots."""
+    history = situation.history
+    token = chooser.choose(logits, situation, 0, history)
+    counts = ops.full((logits.shape[0],), 1, "int32")
+    if history is not None:
+        history = history.after(ops, token, counts > 0)
+    return Verdict(token[:, None], counts, ops.full((logits.shape[0], 1), 0, "int32")), history
