@@ -121,6 +121,42 @@ def test_half_precision_is_allowed_its_own_rounding(target):
     assert decoding.judge(PROMPT, plain, 3, other, ours, theirs).verdict == "bug"
 
 
+@pytest.fixture(scope="module")
+def half():
+    pytest.importorskip("torch", reason="the torch extra is not installed")
+    import torch
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval().to(torch.bfloat16)
+    return portadraft.backends.get("torch").load().make_target(model)
+
+
+@pytest.mark.parametrize("sampling", [None, SAMPLED])
+def test_in_half_precision_a_wrong_position_is_a_bug_and_nothing_else_is(half, monkeypatch, sampling):
+    differences, bugs = [], {False: 0, True: 0}
+    verify = type(half).verify
+
+    def shifted(self, packed):
+        return verify(self, replace(packed, depths=packed.depths + 3 * (packed.depths > 0).int()))
+
+    for planted in (False, True):
+        if planted:
+            monkeypatch.setattr(type(half), "verify", shifted)
+        for start in range(6):
+            prompt = [(start * 7 + i * 5) % V for i in range(9)]
+            found = compare(half, random_redrafter(half, 5), prompt, SHAPE, sampling=sampling, max_tokens=30)
+            bugs[planted] += found.bugs
+            differences += [] if planted else [d.difference / d.allowed for d in found.divergences]
+    assert bugs[False] == 0
+    assert bugs[True] > 5
+    assert all(d < 1 for d in differences)
+
+
 def test_it_goes_on_after_a_divergence(target, monkeypatch):
     positions_off_by_one(monkeypatch)
     found = compared(target)

@@ -25,7 +25,11 @@ from portadraft.core.uniforms import uniforms
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 2.0**-4, "float16": 2.0**-7}
 """By how much two passes' logits may differ in rounding, by dtype: in float32 absolutely, else as a share of the
-greatest logit's size, since those numbers are spaced by their size (bfloat16: 2**-8; layers add up)."""
+greatest logit's size, since those numbers are spaced by their size (bfloat16: 2**-8; layers add up).
+
+bfloat16: between a one-token pass and a tree's pass of SmolLM2-135M, at 560 places along 14 answers, the logits of the
+two likeliest tokens differed by 0.005 of the greatest in the median, by 0.016 at 99 %, and by 0.025 at the most
+(docs/sampling.md). The allowance is two and a half times that. float16 has three bits more."""
 
 Host = np.ndarray[Any, Any]
 
