@@ -29,7 +29,7 @@ from portadraft.tuner.run import DrafterResult, TuneConfig, Tuner, shape_name
 from portadraft.tuner.search import Measured, Result, Search
 
 TEN = 10
-HOPELESS, PROMISING = 0.8, 0.88
+HOPELESS, PROMISING, SLOWEST = 0.8, 0.88, 0.3
 _NEIGHBOURS = 4
 _TOGETHER = 3
 _STRIDE = 7
@@ -176,9 +176,11 @@ def speedups(turns_taken: Sequence[Measured], prediction: Prediction) -> dict[Be
 def spread(prediction: Prediction, count: int) -> list[BeamShape]:
     """Shapes spread evenly over the logarithm of the predicted speed, from the fastest to the slowest.
 
-    By rank most of them would lie within a few percent of each other, where noise alone decides the order.
+    By rank most of them would lie within a few percent of each other, where noise alone decides the order. What is
+    predicted to be slower than 0.3 of the best is nobody's candidate and left out.
     """
     shapes = prediction.distinct()
+    shapes = [s for s in shapes if prediction.of(s) >= SLOWEST * prediction.of(shapes[0])]
     if count >= len(shapes):
         return shapes
     logs = [math.log(prediction.of(shape)) for shape in shapes]

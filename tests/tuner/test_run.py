@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="the torch extra is not installed")
 pytest.importorskip("skopt", reason="the tune extra is not installed")
 
+import numpy as np
 import platformdirs
 from typer.testing import CliRunner
 
@@ -445,11 +446,15 @@ def test_rank_correlation_and_spread() -> None:
     assert rank_correlation([1, 1, 2, 3], [1, 2, 2, 3]) == pytest.approx(0.8333, abs=1e-3)
     from portadraft.tuner.predict import predict
 
-    prediction = predict(synthetic.table(), synthetic.device())
+    prediction = predict(synthetic.table(), synthetic.device(per_slot=4))
     shapes = spread(prediction, 25)
     order = prediction.distinct()
     assert len(set(shapes)) == 25
-    assert (shapes[0], shapes[-1]) == (order[0], order[-1])
+    slow = [prediction.of(s) / prediction.of(order[0]) < 0.3 for s in order]
+    assert any(slow)
+    assert (shapes[0], shapes[-1]) == (order[0], order[slow.index(True) - 1])
+    steps = np.diff(np.log([prediction.of(s) for s in shapes]))
+    assert min(steps) > 2.5 * np.mean(steps)  # falling, without a gap
 
 
 def test_tables_of_the_drafter_that_comes_with_the_package_can_be_read() -> None:
