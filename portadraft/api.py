@@ -14,6 +14,7 @@ from portadraft.asynchronous import Worker
 from portadraft.backends.choice import choose_backend
 from portadraft.call import Call
 from portadraft.core.drafter import Drafter
+from portadraft.core.scalars import as_flag
 from portadraft.core.target import Target
 from portadraft.drafters.select import Selected, select
 from portadraft.errors import InvalidArgument
@@ -58,6 +59,8 @@ def load(
     Raises: ModelNotFound, UnsupportedModel, IncompatibleDrafter, CorruptFile,
     MissingDependency, InvalidArgument. Warns: WeightsMismatch.
     """
+    if as_flag(check) is None:
+        raise InvalidArgument(f"check={check!r}: expected True or False")
     if not isinstance(model, (str, Path, models.ModelSource)):
         from portadraft.compat.loaded import from_loaded
 

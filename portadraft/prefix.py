@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from portadraft.core.scalars import as_integer
 from portadraft.core.target import RowState, Target
 from portadraft.errors import InvalidArgument
 
@@ -21,9 +22,10 @@ class PrefixCache:
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
         """Raises: InvalidArgument unless max_bytes is a positive integer."""
-        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
+        most = as_integer(max_bytes)
+        if most is None or most < 1:
             raise InvalidArgument(f"max_bytes={max_bytes!r}: expected a positive number of bytes")
-        self.max_bytes = max_bytes
+        self.max_bytes = most
         self._states: list[RowState] = []  # the one used last is the last
         self._target: Target | None = None
         self._guard = threading.Lock()

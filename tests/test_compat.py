@@ -202,6 +202,13 @@ def test_temperature_zero_is_refused_where_transformers_refuses_it(
     assert ours.generate(ids, do_sample=False, temperature=0.0, max_new_tokens=2).shape == (1, 8)
 
 
+def test_a_flag_is_a_flag(ours: TransformersStyle) -> None:
+    ids, _ = padded((6,))
+    for bad in ("no", 0, 1):
+        with pytest.raises(InvalidArgument, match=f"do_sample={bad!r}"):
+            ours.generate(ids, do_sample=bad, max_new_tokens=2)
+
+
 def test_a_streamer_that_raises_leaves_the_model_free(model: Model, ours: TransformersStyle) -> None:
     class Full(Recorder):
         def put(self, value: Any) -> None:

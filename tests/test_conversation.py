@@ -289,6 +289,10 @@ def test_bad_options_of_a_chat_are_found_when_it_begins(model: Model, options: d
     assert chat.messages == []
 
 
+def test_a_limit_may_be_numpys(model: Model) -> None:
+    assert model.chat(max_bytes=np.int64(10**6)).prefixes.max_bytes == 10**6
+
+
 def test_a_chat_needs_a_template(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model.codec, "chat_template", None)
     with pytest.raises(InvalidArgument, match="no chat template"):

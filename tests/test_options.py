@@ -160,6 +160,11 @@ def test_numbers_of_numpy_are_numbers(model: Model, drafter: Path) -> None:
     ]
 
 
+def test_whether_to_check_is_true_or_false(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="check='no'"):
+        portadraft.load(tmp_path, check="no")  # type: ignore[arg-type]
+
+
 def test_a_profile_that_is_not_there_is_named(tmp_path: Path) -> None:
     where = tmp_path / "none.json"
     save_model(tmp_path / "tiny")

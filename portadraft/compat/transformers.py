@@ -14,6 +14,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from portadraft.api import Model
+from portadraft.core.scalars import as_flag, as_integer
 from portadraft.errors import InvalidArgument
 from portadraft.generation import Generation
 
@@ -140,7 +141,10 @@ class TransformersStyle:
         if penalty is not None:
             ours["repetition_penalty"] = penalty
         filters = {name: config.take(name) for name in _FILTERS}
-        if config.take("do_sample"):
+        do_sample = config.take("do_sample")
+        if do_sample is not None and as_flag(do_sample) is None:
+            raise InvalidArgument(f"do_sample={do_sample!r}: expected True or False")
+        if do_sample:
             if filters["temperature"] == 0:
                 raise InvalidArgument(
                     f"temperature={filters['temperature']!r} with do_sample=True: expected a number above 0, as in "
@@ -194,9 +198,10 @@ class _Config:
     def number(self, name: str, default: int) -> int:
         value = self.take(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        whole = as_integer(value)
+        if whole is None or whole < 1:
             raise InvalidArgument(f"{name}={value!r}: expected an integer of at least 1")
-        return value
+        return whole
 
     def done(self) -> None:
         """Raises: InvalidArgument for an option, or a value of a config, that nothing has read and that would change
