@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from portadraft.errors import (
+    BrokenLogits,
     CorruptFile,
     IncompatibleDrafter,
     InvalidArgument,
@@ -21,6 +22,7 @@ from portadraft.errors import (
     ModelNotFound,
     OutOfMemory,
     PortadraftError,
+    UnknownOption,
     UnsupportedModel,
     WeightsMismatch,
 )
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BeamShape",
+    "BrokenLogits",
     "Chat",
     "CorruptFile",
     "Delta",
@@ -48,6 +51,7 @@ __all__ = [
     "OutOfMemory",
     "PortadraftError",
     "PrefixCache",
+    "UnknownOption",
     "UnsupportedModel",
     "WeightsMismatch",
     "__version__",

@@ -207,12 +207,12 @@ class Model:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """The model for the caller alone, for work on `target` itself; other threads wait."""
-        self._turn.take()
+        """The model for this thread alone, for work on `target` itself or calls that nothing may come between."""
+        self._turn.take(block=True)
         try:
             yield
         finally:
-            self._turn.give_back()
+            self._turn.give_back(block=True)
 
     def drafter_for(self, drafter: str | Path | Drafter | None) -> Selected:
         """The drafter of that name or folder for this model (see `load`); named ones are made once."""

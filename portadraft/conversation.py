@@ -104,6 +104,8 @@ class Chat:
     def _asked(self, text: str) -> dict[str, Any]:
         if not isinstance(text, str) or not text:
             raise InvalidArgument(f"text={text!r}: expected a string of at least one character")
+        if not isinstance(self.messages, list):
+            raise InvalidArgument(f"messages={self.messages!r:.60}: expected a list; `chat.messages = []` begins anew")
         _checked(self.messages)
         return {"role": "user", "content": text}
 
@@ -135,6 +137,8 @@ def _check_free(options: Mapping[str, Any]) -> None:
 
 def _checked(messages: Iterable[Any]) -> Iterable[Message]:
     """Raises: InvalidArgument for what is no message, naming its place."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise InvalidArgument(f"messages={messages!r:.60}: expected a list of messages")
     checked = list(messages)
     for place, message in enumerate(checked):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:

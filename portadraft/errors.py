@@ -27,6 +27,10 @@ class InvalidArgument(PortadraftError, ValueError):
     """An argument is outside what is allowed."""
 
 
+class UnknownOption(InvalidArgument, TypeError):
+    """There is no option of that name; Python's own error for it is a TypeError, and so is this."""
+
+
 class ModelNotFound(PortadraftError, LookupError):
     """A model or drafter name leads nowhere."""
 

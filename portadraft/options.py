@@ -10,7 +10,7 @@ from typing import Any
 from portadraft.core.rejection import Acceptance
 from portadraft.core.sampling import Sampling, row_seed
 from portadraft.core.scalars import as_flag, as_integer, as_number
-from portadraft.errors import InvalidArgument
+from portadraft.errors import InvalidArgument, UnknownOption
 from portadraft.prefix import PrefixCache
 from portadraft.stopping import check_stops
 from portadraft.text import TextCodec
@@ -56,18 +56,18 @@ class Options:
 
 
 def check_names(options: Mapping[str, Any]) -> None:
-    """Raises: TypeError for an unknown option, naming the nearest."""
+    """Raises: UnknownOption, naming the nearest."""
     for name in options:
         if name not in NAMES:
             near = difflib.get_close_matches(name, sorted(NAMES), n=1, cutoff=0.6)
             hint = f"did you mean {near[0]!r}? Expected" if near else "expected"
-            raise TypeError(f"unknown option {name!r}; {hint} one of {', '.join(sorted(NAMES))}")
+            raise UnknownOption(f"unknown option {name!r}; {hint} one of {', '.join(sorted(NAMES))}")
 
 
 def parse(options: Mapping[str, Any], prompts: int, batch: bool, codec: TextCodec) -> Options:
     """Check all options of a call for so many prompts.
 
-    Raises: TypeError for an unknown name; InvalidArgument for a value outside what is allowed.
+    Raises: UnknownOption; InvalidArgument for a value outside what is allowed.
     """
     check_names(options)
     sampling, seeds = _sampling(options, prompts, batch, codec)

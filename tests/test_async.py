@@ -216,6 +216,97 @@ def test_turns_are_fair() -> None:
     turn.give_back()
 
 
+def test_a_thread_that_has_ended_does_not_lend_its_number(model: Model) -> None:
+    """Python gives the number of a thread that has ended to the next one."""
+    box: list[Any] = []
+
+    def begin() -> None:
+        stream = model.stream(PROMPT, max_tokens=8)
+        next(stream)
+        box.append(stream)
+
+    first = threading.Thread(target=begin)
+    first.start()
+    first.join()
+    results: list[Any] = []
+
+    def call() -> None:
+        try:
+            results.append(model.generate(PROMPT, max_tokens=2).finish_reason)
+        except InvalidArgument as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(model._turn._waiting) == 3 or bool(results))
+    assert results == []
+    list(box[0])
+    for thread in threads:
+        thread.join()
+    assert results == ["length"] * 3
+
+
+def test_a_stream_is_of_the_thread_that_reads_it(model: Model) -> None:
+    """Which is refused a call in the middle, rather than waiting for itself; the one that began it waits."""
+    stream = model.stream(PROMPT, max_tokens=30)
+    next(stream)
+    results: list[Any] = []
+
+    def read() -> None:
+        next(stream)
+        with pytest.raises(InvalidArgument, match="still open in this thread"):
+            model.generate(PROMPT, max_tokens=2)
+        results.append("refused")
+        until(lambda: len(model._turn._waiting) == 1)
+        list(stream)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    until(lambda: bool(results))
+    assert model.generate(PROMPT, max_tokens=2).finish_reason == "length"
+    thread.join()
+
+
+def test_calls_of_its_own_thread_run_within_a_turn(model: Model) -> None:
+    results: list[str] = []
+
+    def other() -> None:
+        model.generate(PROMPT, max_tokens=2)
+        results.append("other")
+
+    thread = threading.Thread(target=other)
+    with model.turn():
+        thread.start()
+        until(lambda: len(model._turn._waiting) == 1)
+        for _ in range(2):
+            assert model.generate(PROMPT, max_tokens=2).finish_reason == "length"
+            results.append("own")
+        with model.turn():
+            stream = model.stream(PROMPT, max_tokens=6)
+            next(stream)
+        with pytest.raises(InvalidArgument, match="stream of it is still open"):
+            model.generate(PROMPT, max_tokens=2)
+        stream.close()
+
+        async def main() -> None:
+            with pytest.raises(InvalidArgument, match=r"with model.turn\(\)"):
+                await model.agenerate(PROMPT, max_tokens=2)
+
+        asyncio.run(main())
+        results.append("own")
+    thread.join()
+    assert results == ["own", "own", "own", "other"]
+    with model.turn():
+        stream = model.stream(PROMPT, max_tokens=6)
+        next(stream)
+    # The block has ended, but the stream goes on, and with it the turn.
+    with pytest.raises(InvalidArgument, match="stream of it is still open"):
+        model.generate(PROMPT, max_tokens=2)
+    stream.close()
+    assert model.generate(PROMPT, max_tokens=2).finish_reason == "length"
+
+
 def test_a_stream_that_several_threads_read(model: Model) -> None:
     """As a web server does it, which reads each piece in whatever thread is free."""
     expected = model.generate(PROMPT, max_tokens=20).text

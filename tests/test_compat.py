@@ -202,6 +202,15 @@ def test_temperature_zero_is_refused_where_transformers_refuses_it(
     assert ours.generate(ids, do_sample=False, temperature=0.0, max_new_tokens=2).shape == (1, 8)
 
 
+def test_what_is_empty_asks_for_nothing_and_time_is_time(ours: TransformersStyle) -> None:
+    ids, _ = padded((6,))
+    expected = ours.generate(ids, max_new_tokens=4)
+    assert torch.equal(ours.generate(ids, max_new_tokens=4, logits_processor=[], stopping_criteria=[]), expected)
+    assert ours.generate(ids, max_new_tokens=300, max_time=1e-6).shape[1] < 306
+    with pytest.raises(InvalidArgument, match="timeout_s=-1"):
+        ours.generate(ids, max_new_tokens=4, max_time=-1)
+
+
 def test_a_flag_is_a_flag(ours: TransformersStyle) -> None:
     ids, _ = padded((6,))
     for bad in ("no", 0, 1):

@@ -239,6 +239,11 @@ def test_an_error_or_an_early_close_leaves_the_messages_alone(model: Model) -> N
         chat.send("")
     with pytest.raises(TypeError, match="did you mean 'max_tokens'"):
         model.chat(max_token=3)
+    for wrong in ((), None, "Hello"):
+        chat.messages = wrong  # type: ignore[assignment]
+        with pytest.raises(InvalidArgument, match="messages="):
+            chat.send("More")
+    chat.messages = before
     with pytest.raises(InvalidArgument, match="reuse"):
         model.chat(reuse=True)
     with pytest.raises(InvalidArgument, match="system=3"):

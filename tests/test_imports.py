@@ -127,6 +127,7 @@ def test_help_is_quick() -> None:
 def test_public_names() -> None:
     assert portadraft.__all__ == [
         "BeamShape",
+        "BrokenLogits",
         "Chat",
         "CorruptFile",
         "Delta",
@@ -139,6 +140,7 @@ def test_public_names() -> None:
         "OutOfMemory",
         "PortadraftError",
         "PrefixCache",
+        "UnknownOption",
         "UnsupportedModel",
         "WeightsMismatch",
         "__version__",

@@ -178,6 +178,16 @@ def test_the_nearest_name_is_suggested(model: Model) -> None:
             model.generate(PROMPT, **{wrong: 1})
     with pytest.raises(TypeError, match=r"unknown option 'zzz'; expected one of acceptance, banned"):
         model.generate(PROMPT, zzz=1)
+    with pytest.raises(portadraft.PortadraftError, match="zzz"):  # whoever catches ours, catches this
+        model.generate(PROMPT, zzz=1)
+
+
+def test_numbers_beyond_float64_are_infinite(model: Model) -> None:
+    for value in (10**400, -(10**400)):
+        with pytest.raises(InvalidArgument, match="temperature="):
+            model.generate(PROMPT, temperature=value)
+        with pytest.raises(InvalidArgument, match="repetition_penalty="):
+            model.generate(PROMPT, repetition_penalty=value)
 
 
 def test_end_tokens_may_be_named(model: Model) -> None:

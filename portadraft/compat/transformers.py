@@ -45,7 +45,6 @@ _HINTS = {
     "stopping_criteria": "pass stop_strings, max_new_tokens or timeout_s",
     "inputs_embeds": "pass input_ids",
     "past_key_values": "pass reuse=True",
-    "max_time": "pass timeout_s",
     "synced_gpus": "leave it out",
 }
 
@@ -87,9 +86,9 @@ class TransformersStyle:
         their end. On the device of input_ids.
         streamer: gets the prompt's ids, then each new id, then `end()`; for one row only.
         options: max_new_tokens, max_length, do_sample, temperature, top_k, top_p, min_p, repetition_penalty,
-        min_new_tokens, eos_token_id, pad_token_id, stop_strings, num_return_sequences, and portadraft's own width,
-        length, nodes, drafter, batch_size, reuse, timeout_s, acceptance, seed. generation_config: what it leaves open
-        the model's own says. Without a seed, sampling draws one from torch's generator, so
+        min_new_tokens, eos_token_id, pad_token_id, stop_strings, max_time, num_return_sequences, and portadraft's own
+        width, length, nodes, drafter, batch_size, reuse, timeout_s, acceptance, seed. generation_config: what it leaves
+        open the model's own says. Without a seed, sampling draws one from torch's generator, so
         `torch.manual_seed` repeats it.
 
         Raises: InvalidArgument, also for options of transformers that are not served, with what to do.
@@ -137,6 +136,8 @@ class TransformersStyle:
         """Our own options, and the id that pads."""
         ours: dict[str, Any] = {name: config.take(name) for name in _OURS if config.given(name)}
         ours["max_tokens"] = _new_tokens(config, length)
+        if (seconds := config.take("max_time")) is not None:
+            ours.setdefault("timeout_s", seconds)
         penalty = config.take("repetition_penalty")
         if penalty is not None:
             ours["repetition_penalty"] = penalty
@@ -213,7 +214,8 @@ class _Config:
                 hint = _HINTS.get(name, "set it to None there, or use transformers' own generate")
                 raise InvalidArgument(f"generation_config.{name}={value!r:.60}: not served here; {hint}")
         for name, value in self._options.items():
-            idle = value is None or value is False or (name == "num_beams" and value == 1)
+            empty = isinstance(value, (list, tuple)) and not len(value)  # such as logits_processor=[]
+            idle = value is None or value is False or empty or (name == "num_beams" and value == 1)
             if name not in self._read and not idle:
                 hint = _HINTS.get(name, "leave it out, or use transformers' own generate")
                 raise InvalidArgument(f"{name}={value!r:.60}: not served here; {hint}")

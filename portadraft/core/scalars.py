@@ -21,7 +21,7 @@ def as_number(value: Any) -> float | None:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if bool(value > 0) else -math.inf  # type: ignore[operator]
 
 
 def as_flag(value: Any) -> bool | None:
