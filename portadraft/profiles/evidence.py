@@ -42,6 +42,18 @@ class Steps:
         return self._median
 
     @property
+    def steady(self) -> float:
+        """The second quickest, or the quickest of two: a slow moment in which most were measured does not count."""
+        return sorted(self.seconds)[1 if len(self.seconds) > BASELINE else 0]
+
+    def keep(self, newest: int) -> None:
+        """Forget all but the newest few."""
+        while len(self.seconds) > newest:
+            self.seconds.popleft()
+            self.tokens.popleft()
+        self._median = None
+
+    @property
     def rate(self) -> float:
         """Tokens per row and second."""
         return sum(self.tokens) / max(sum(self.seconds), 1e-12)
@@ -65,6 +77,7 @@ class Standing:
     visit_gain: float = 0.0  # seconds
     recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SHAPE_WINDOW))
     drafted: int = 0  # steps since the last plain one
+    failed: int = 0  # of these the newest, in which nothing was accepted
     earned: float = 0.0
     earning: float = 0.0
     caller: object = None
@@ -95,15 +108,15 @@ class Evidence:
         own = self.plain.get(live)
         count = 0 if own is None else len(own.seconds)
         if own is not None and count >= BASELINE:
-            return own.median
+            return own.steady
         known = sorted(n for n, steps in self.plain.items() if len(steps.seconds) >= BASELINE)
         below = [n for n in known if n < live]
         above = [n for n in known if n > live]
         if below and above:
-            low, high = self.plain[below[-1]].median, self.plain[above[0]].median
+            low, high = self.plain[below[-1]].steady, self.plain[above[0]].steady
             return low + (high - low) * (live - below[-1]) / (above[0] - below[-1])
         if above and own is not None and count:
-            return min(own.median, self.plain[above[0]].median)
+            return min(own.steady, self.plain[above[0]].steady)
         return None
 
     def shape_s(self, live: int, shape: BeamShape, plain_s: float) -> float | None:

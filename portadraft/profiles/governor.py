@@ -38,6 +38,11 @@ LEAST = 8
 """Steps at least that such a verdict takes."""
 REFRESH = 64
 """Drafted steps after which one is decoded plainly, since contexts grow and machines drift."""
+DOUBTFUL = 5
+"""Drafted steps in which nothing was accepted after which one is decoded plainly: either drafting loses, or what is
+known of plain steps is out of date."""
+MISTAKEN = 1.15
+"""How much quicker than believed plain steps must turn out for the newest drafted steps to be valued anew."""
 DRIFTED = 1.05
 """How much slower plain steps must have become for a stop to be reconsidered."""
 TRIAL = 4
@@ -82,7 +87,7 @@ class Governor:
         if plain_s is None:
             return None
         at = self._standing(live, aim, plain_s)
-        if at.rest > 0 or at.drafted >= REFRESH:
+        if at.rest > 0 or at.drafted >= REFRESH or at.failed >= DOUBTFUL:
             return None
         rungs = ladder(aim)
         if self._overdrawn(self._probe_s(live, rungs[0], plain_s) if at.probing else 0.0):
@@ -111,12 +116,17 @@ class Governor:
         aim = self.aim.choose(live)
         self.elapsed_s += seconds
         if shape is None:
+            before = self.evidence.plain_s(live)
             self.evidence.add_plain(live, seconds, tokens / live)
             plain_s = self.evidence.plain_s(live)
             if aim is not None and plain_s is not None:
                 at = self._standing(live, aim, plain_s)
-                at.rest, at.drafted = max(at.rest - 1, 0), 0
-                self._reconsider(at, seconds)
+                if (
+                    before is not None and plain_s * MISTAKEN < before
+                ):  # the newest drafted steps were valued too highly
+                    self._book(at, sum(tokens for tokens, _ in at.recent) * (plain_s - before), plain_s)
+                at.rest, at.drafted, at.failed = max(at.rest - 1, 0), 0, 0
+                self._reconsider(at, live, seconds)
             return
         steps = self.evidence.shapes.setdefault((live, shape), Steps())
         plain_s = self.evidence.plain_s(live)
@@ -133,6 +143,7 @@ class Governor:
         at = self._standing(live, aim, plain_s)
         self._book(at, tokens / live * plain_s - counted, plain_s)
         at.recent.append((tokens / live, counted))
+        at.failed = at.failed + 1 if tokens <= live else 0
         at.visit, at.drafted, at.barred = at.visit + 1, at.drafted + 1, max(at.barred - 1, 0)
         if at.barred == 0:
             at.ceiling = None
@@ -199,7 +210,7 @@ class Governor:
         if rarer:
             at.backoff = min(2 * at.backoff, LONGEST_REST)
 
-    def _reconsider(self, at: Standing, seconds: float) -> None:
+    def _reconsider(self, at: Standing, live: int, seconds: float) -> None:
         """After a stop: value the steps that led to it by plain steps measured since, and go on if they paid."""
         if self._doubts is None or self._stopped[0] is not at:
             return
@@ -210,6 +221,7 @@ class Governor:
         self._doubts = None
         if plain_s <= DRIFTED * self._believed or not recent:
             return
+        self.evidence.plain[live].keep(BASELINE)
         self._book(at, sum(tokens for tokens, _ in recent) * (plain_s - self._believed), plain_s)
         if sum(tokens * plain_s - taken for tokens, taken in recent) > 0 and not self._overdrawn():
             at.rest, at.probing, at.backoff, at.ceiling = 0, 0, max(at.backoff // 2, FIRST_REST), None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from portadraft.core.types import BeamShape
-from portadraft.profiles.evidence import Evidence
+from portadraft.profiles.evidence import Evidence, Steps
 from portadraft.profiles.governor import ALLOWANCE_S, LOSS, Governor, ladder
 from portadraft.profiles.policy import FixedShape
 
@@ -206,6 +206,21 @@ def test_a_stop_is_checked_by_plain_steps(monkeypatch: pytest.MonkeyPatch) -> No
     assert checked > unchecked + 0.1
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_plain_steps_of_a_slow_moment_do_not_vouch_for_a_bad_drafter(seed: int) -> None:
+    """What is known of plain steps was measured while the machine was half as fast: drafting seems to pay at first."""
+    evidence = Evidence()
+    for _ in range(5):
+        evidence.add_plain(1, 1.5 * PLAIN_S, 1)
+    for shape in (BeamShape(1, 2, 3), DEFAULT):
+        evidence.shapes[1, shape] = Steps()
+        for _ in range(4):
+            evidence.shapes[1, shape].add(cpu_step(shape), 1)
+    run = simulate(governor(trusted=True, evidence=evidence), 256, chance=0.0, seed=seed, noise=0.05)
+    assert run.seconds < 1.03 * run.plain_s
+    assert sum(shape is not None for shape in run.shapes) < 40
+
+
 def test_a_text_that_begins_badly_goes_on_where_drafting_has_paid_before() -> None:
     def chance(done: int) -> float:
         return 0.0 if done < 9 else 0.7
@@ -214,7 +229,8 @@ def test_a_text_that_begins_badly_goes_on_where_drafting_has_paid_before() -> No
     first = simulate(governor(trusted=True, evidence=evidence), 100, chance=0.7, seed=1)
     assert first.speedup > 1.5
     known = simulate(governor(trusted=True, evidence=evidence), 60, chance, seed=2, noise=0.02)
-    assert set(known.shapes) == {DEFAULT}
+    assert known.shapes.count(None) <= 2  # looks at what a plain step takes
+    assert set(known.shapes) == {DEFAULT, None}
     fresh = simulate(governor(trusted=True), 60, chance, seed=2, noise=0.02)
     assert sum(shape is None for shape in fresh.shapes) > 10, "the control: nothing vouches for it"
 
@@ -255,10 +271,13 @@ def test_fewer_rows_are_measured_once_and_no_dearer_than_more() -> None:
 def test_watching_costs_microseconds() -> None:
     one = governor(trusted=True)
     simulate(one, 400, chance=0.6)
-    began = time.perf_counter()
-    for _ in range(2000):
-        one.observe(1, one.choose(1), 3, cpu_step(DEFAULT))
-    assert (time.perf_counter() - began) / 2000 < 5e-4
+    took = []
+    for _ in range(5):  # processor time, and the quickest of several: others may use the machine
+        began = time.process_time()
+        for _ in range(200):
+            one.observe(1, one.choose(1), 3, cpu_step(DEFAULT))
+        took.append((time.process_time() - began) / 200)
+    assert min(took) < 5e-4
 
 
 def test_as_rows_finish_nothing_is_learned_anew() -> None:
