@@ -18,7 +18,16 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from portadraft.errors import InvalidArgument
-from portadraft.profiles.schema import MOST_SAMPLES, BatchChoice, Profile, Sample, Shape, spread_of
+from portadraft.profiles.schema import (
+    MOST_RATE,
+    MOST_SAMPLES,
+    MOST_SPEEDUP,
+    BatchChoice,
+    Profile,
+    Sample,
+    Shape,
+    spread_of,
+)
 
 NOISE = 0.02
 """Relative noise of one submitter's median: a shape's advantage is lowered by NOISE / sqrt(submitters), so that one
@@ -143,13 +152,18 @@ def choose(batch_size: int, samples: Sequence[Sample]) -> BatchChoice:
     chosen = speeds[best]
     ratios = [_ratio(value, plain.get(who, usual)) for who, value in chosen.items()] if plain else []
     values = [s.tokens_per_s for s in calm if s.shape == best] if len(chosen) == 1 else list(chosen.values())
+    rate = median(chosen.values())
+    gain = median(ratios) if ratios else None
+    # Ratios are taken within a submitter, so the plain rate that belongs to the usual rate follows from the gain.
+    if gain is not None and not (0 < gain <= MOST_SPEEDUP and 0 < rate / gain <= MOST_RATE):
+        gain = None  # no machine measured that
     return BatchChoice(
         batch_size=batch_size,
         shape=best,
-        tokens_per_s=median(chosen.values()),
+        tokens_per_s=rate,
         spread=spread_of(values),
-        plain_tokens_per_s=usual,
-        speedup=min(max(median(ratios), 1e-9), 1e4) if ratios else None,
+        plain_tokens_per_s=None if gain is None else rate / gain,
+        speedup=gain,
     )
 
 

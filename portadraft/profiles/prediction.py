@@ -12,7 +12,16 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from portadraft.profiles.nearness import same_temperature
-from portadraft.profiles.schema import Acceptance, BatchChoice, Costs, DraftCost, Shape, VerifyCost
+from portadraft.profiles.schema import (
+    MOST_RATE,
+    MOST_SPEEDUP,
+    Acceptance,
+    BatchChoice,
+    Costs,
+    DraftCost,
+    Shape,
+    VerifyCost,
+)
 from portadraft.tuner.grid import Kind
 
 MARGIN = 1.03
@@ -59,14 +68,14 @@ def _best(size: int, table: Sequence[Acceptance], costs: Costs, context: int, ki
         if speed > best_speed:
             best, best_speed = line.shape, speed
     speed = best_speed if best is not None else plain
-    if not 0 < speed < 1e9 or not 0 < plain < 1e9:
-        return None
+    if not 0 < speed <= MOST_RATE or not 0 < plain <= MOST_RATE or speed / plain > MOST_SPEEDUP:
+        return None  # no device does that
     return BatchChoice(
         batch_size=size,
         shape=best,
         tokens_per_s=speed,
         plain_tokens_per_s=plain,
-        speedup=min(speed / plain, 1e4),
+        speedup=speed / plain,
     )
 
 

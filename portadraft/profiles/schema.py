@@ -39,8 +39,12 @@ Long = Annotated[str, Field(max_length=2000), AfterValidator(_printable)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 BatchSize = Annotated[int, Field(ge=1, le=4096)]
 Context = Annotated[int, Field(ge=0, le=100_000_000)]
-Rate = Annotated[float, Field(gt=0, le=1e9)]
+MOST_RATE = 1e9
+Rate = Annotated[float, Field(gt=0, le=MOST_RATE)]
 MOST_SPREAD = 1e3
+MOST_SPEEDUP = 1e4
+ROUNDING = 0.05
+"""Relative: figures may be stated to two digits, as papers do."""
 Spread = Annotated[float, Field(ge=0, le=MOST_SPREAD)]
 Milliseconds = Annotated[float, Field(ge=0, le=1e8)]
 Temperature = Annotated[float, Field(ge=0, le=100)]
@@ -145,7 +149,7 @@ class BatchChoice(_Part):
 
     shape: None decodes plainly, since that was fastest. tokens_per_s, plain_tokens_per_s: medians, over all rows.
     spread: relative, half the interquartile range ÷ the median. speedup: over plain decoding measured in turns with
-    it. Figures may be absent in published profiles.
+    it, which is tokens_per_s ÷ plain_tokens_per_s up to ROUNDING. Figures may be absent in published profiles.
     """
 
     batch_size: BatchSize
@@ -153,7 +157,25 @@ class BatchChoice(_Part):
     tokens_per_s: Rate | None = None
     spread: Spread | None = None
     plain_tokens_per_s: Rate | None = None
-    speedup: Annotated[float, Field(gt=0, le=1e4)] | None = None
+    speedup: Annotated[float, Field(gt=0, le=MOST_SPEEDUP)] | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> BatchChoice:
+        rate, plain, stated = self.tokens_per_s, self.plain_tokens_per_s, self.speedup
+        if rate is not None and plain is not None:
+            if self.shape is None and not _near(rate, plain):
+                raise ValueError(f"tokens_per_s {rate:g}: expected plain_tokens_per_s {plain:g}, since shape is null")
+            if stated is not None and not _near(stated * plain, rate):
+                raise ValueError(
+                    f"speedup {stated:g}: expected tokens_per_s / plain_tokens_per_s, {rate:g} / {plain:g}"
+                )
+        if self.shape is None and stated is not None and not _near(stated, 1.0):
+            raise ValueError(f"speedup {stated:g}: expected 1, since shape is null (plain decoding)")
+        return self
+
+
+def _near(a: float, b: float) -> bool:
+    return abs(a - b) <= ROUNDING * max(a, b)
 
 
 class VerifyCost(_Part):

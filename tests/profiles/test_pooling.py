@@ -66,6 +66,21 @@ def test_ratios_are_taken_within_a_submitter() -> None:
     assert choose(1, samples).speedup == pytest.approx(2.0)
 
 
+def test_pooled_figures_agree_with_each_other() -> None:
+    """The medians of speeds of several submitters alone would not: 25 / 10 here, and gains of 2 and 1."""
+    samples = [
+        *(sample(who, v, s) for who in ("ann", "cat") for s, v in ((WIDE, 20.0), (None, 10.0))),
+        sample("bob", 60.0, WIDE),
+        sample("bob", 50.0, None),
+        sample("eve", 50.0, None),
+    ]
+    chosen = choose(1, samples)
+    assert (chosen.shape, chosen.speedup) == (WIDE, pytest.approx(2.0))
+    assert chosen.tokens_per_s == pytest.approx(20.0) and chosen.plain_tokens_per_s == pytest.approx(10.0)
+    absurd = choose(1, [sample("ann", 1e9, WIDE), sample("ann", 1e-9, None)])
+    assert (absurd.shape, absurd.speedup, absurd.plain_tokens_per_s) == (WIDE, None, None)
+
+
 def test_plain_wins_a_draw() -> None:
     assert choose(1, [sample("ann", 10.1, WIDE), sample("ann", 10.0, None)]).shape is None
     chosen = choose(1, [sample("ann", 10.5, WIDE), sample("ann", 10.0, None)])

@@ -59,6 +59,15 @@ def test_unknown_fields_are_passed_over() -> None:
     assert parse(json.dumps(document).encode()) == FULL
 
 
+def test_figures_may_be_rounded_as_papers_do() -> None:
+    for change in ({"speedup": 1.7}, {"speedup": 1.6818}, {"tokens_per_s": None, "speedup": 9.0}, {"speedup": None}):
+        document = _document()
+        document["batches"][0] |= change
+        parse(json.dumps(document).encode())
+    with pytest.raises(CorruptFile, match=r"speedup 1\.9: expected tokens_per_s / plain_tokens_per_s, 37 / 22"):
+        parse(json.dumps(_set("batches.0.speedup", 1.9)).encode())
+
+
 def test_unknown_schema() -> None:
     document = {"schema_version": 2, "everything": "else"}
     with pytest.raises(NewerSchema, match="schema version 2; this portadraft reads up to 1; upgrade"):
@@ -93,6 +102,12 @@ HOSTILE: dict[str, Any] = {
     "ten thousand batches": _set("batches", [{"batch_size": n, "shape": None} for n in range(1, 10_001)]),
     "batches as object": _set("batches", {"1": 2}),
     "negative speed": _set("batches.0.tokens_per_s", -1.0),
+    "gain of nowhere": _set("batches.0.speedup", 99.0),
+    "less gain than its figures": _set("batches.0.speedup", 1.5),
+    "plain decoding that gains": _set("batches.0", {"batch_size": 1, "shape": None, "speedup": 99.0}),
+    "plain decoding faster than itself": _set(
+        "batches.0", {"batch_size": 1, "shape": None, "tokens_per_s": 37.0, "plain_tokens_per_s": 22.0}
+    ),
     "speed zero": _set("batches.0.tokens_per_s", 0),
     "endless speed": _set("batches.0.tokens_per_s", 1e308),
     "NaN": _set("batches.0.speedup", float("nan")),
