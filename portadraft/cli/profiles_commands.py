@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +23,25 @@ from portadraft.profiles.reading import parse, read
 from portadraft.profiles.schema import Profile, as_document
 from portadraft.profiles.stores import open_store
 
+_FAILURES = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
+"""Of the machine, whatever is asked for."""
+
 
 def list_(store: str | None, as_json: bool) -> None:
-    found = places(store or "auto", refresh=False)
+    if store is not None:
+        _existing(store)
+    found = places(store or "auto")  # as `generate` would see them, so an old copy of the fleet store is renewed
+    problems = [f"{place.label}: {place.note}" for place in found if place.broken]
     if as_json:
+        for text in problems:
+            complain(f"warning: {text}")
         rows = [
             {"id": identity, "place": place.label, **summary.model_dump(mode="json")}
             for place in found
             for identity, summary in place.entries.items()
         ]
-        print(json.dumps({"profiles": rows, "notes": {p.label: p.note for p in found if p.note}}))
+        notes = {place.label: place.note for place in found if place.note}
+        print(json.dumps({"profiles": rows, "notes": notes, "warnings": problems}))
         return
     for place in found:
         _table(place)
@@ -154,7 +166,8 @@ def push(ids: Sequence[str], store: str | None, as_json: bool) -> None:
     documents = [profile.to_bytes() for profile in _of_user(ids)]
     if not documents:
         raise InvalidArgument(f"{user_folder().path}: it holds no profiles; make one with `portadraft tune`")
-    pushed = push_documents(open_store(url), documents, note=complain)
+    with _writing(f"store={url!r}", "a folder or URL that can be written to"):
+        pushed = push_documents(open_store(url), documents, note=complain)
     if as_json:
         print(json.dumps({"store": url, "pushed": pushed}))
     else:
@@ -162,7 +175,7 @@ def push(ids: Sequence[str], store: str | None, as_json: bool) -> None:
 
 
 def pull(store: str | None, as_json: bool) -> None:
-    url = _store(store)
+    url = _existing(_store(store))
     synced = Mirror(url).sync(warn=lambda text: complain(f"warning: {text}"))
     if as_json:
         print(json.dumps({"store": url, **vars(synced)}))
@@ -174,6 +187,8 @@ def pull(store: str | None, as_json: bool) -> None:
 
 
 def merge(files: Sequence[Path], out: Path | None, store: str | None, as_json: bool) -> None:
+    if store is not None:
+        _existing(store)
     if files:
         profiles = [read(path) for path in files]
     else:
@@ -182,7 +197,8 @@ def merge(files: Sequence[Path], out: Path | None, store: str | None, as_json: b
         profiles = [profile for profile in loaded if profile is not None]
     merged = merge_profiles(profiles)
     folder = Folder(out) if out is not None else user_folder()
-    ids = [folder.put(profile.to_bytes()) for profile in merged]
+    with _writing_own() if out is None else _writing(f"out={str(out)!r}", "a folder that can be written to"):
+        ids = [folder.put(profile.to_bytes()) for profile in merged]
     if as_json:
         print(json.dumps({"read": len(profiles), "folder": str(folder.path), "merged": ids}))
     else:
@@ -190,7 +206,9 @@ def merge(files: Sequence[Path], out: Path | None, store: str | None, as_json: b
 
 
 def export(ids: Sequence[str], out: Path, as_json: bool) -> None:
-    written = [Folder(out).put(profile.to_bytes()) for profile in _of_user(ids)]
+    profiles = _of_user(ids)
+    with _writing(f"out={str(out)!r}", "a folder that can be written to"):
+        written = [Folder(out).put(profile.to_bytes()) for profile in profiles]
     if as_json:
         print(json.dumps({"folder": str(out), "exported": written}))
     else:
@@ -199,7 +217,8 @@ def export(ids: Sequence[str], out: Path, as_json: bool) -> None:
 
 def import_(files: Sequence[Path], as_json: bool) -> None:
     profiles = [read(path) for path in files]  # all of them first, so that a broken one changes nothing
-    ids = [user_folder().put(profile.to_bytes()) for profile in profiles]
+    with _writing_own():
+        ids = list(dict.fromkeys(user_folder().put(profile.to_bytes()) for profile in profiles))
     if as_json:
         print(json.dumps({"folder": str(user_folder().path), "imported": ids}))
     else:
@@ -232,9 +251,44 @@ def _store(flag: str | None) -> str:
     return found[0]
 
 
+@contextlib.contextmanager
+def _writing(what: str, expected: str) -> Iterator[None]:
+    """Name what cannot be written to, and not the temporary file at which it was noticed.
+
+    Raises: InvalidArgument for what another argument mends; OSError where the machine failed.
+    """
+    try:
+        yield
+    except PortadraftError:
+        raise
+    except OSError as error:
+        if error.errno is None or error.errno in _FAILURES:
+            raise OSError(f"{what}: cannot be written to ({error.strerror or error})") from error
+        reason = "it is a file" if error.errno == errno.EEXIST else error.strerror
+        raise InvalidArgument(f"{what}: cannot be written to ({reason}); expected {expected}") from error
+
+
+def _writing_own() -> contextlib.AbstractContextManager[None]:
+    home = os.environ.get("XDG_DATA_HOME")
+    named = f"XDG_DATA_HOME={home!r}: " if home else ""
+    expected = "one that can be written to: change its permissions, or name another place with XDG_DATA_HOME"
+    return _writing(f"{named}your folder {user_folder().path}", expected)
+
+
+def _existing(url: str) -> str:
+    """Raises: InvalidArgument for a folder that is not there, which only `push` makes."""
+    opened = None if url.lower() in ("none", "off") else open_store(url)
+    if isinstance(opened, Folder) and not opened.path.is_dir():
+        raise InvalidArgument(
+            f"store={url!r}: {'not a folder' if opened.path.exists() else 'no such folder'}; expected a folder or URL "
+            "that `portadraft profiles push` has written to"
+        )
+    return url
+
+
 def _of_user(ids: Sequence[str]) -> list[Profile]:
     folder = user_folder()
-    chosen = [_resolve(one, folder.ids()) for one in ids] if ids else folder.ids()
+    chosen = list(dict.fromkeys(_resolve(one, folder.ids()) for one in ids)) if ids else folder.ids()
     out = []
     for identity in chosen:
         try:

@@ -13,7 +13,7 @@ from portadraft.errors import CorruptFile, PortadraftError
 from portadraft.profiles.folder import Folder
 from portadraft.profiles.home import store_url, user_folder
 from portadraft.profiles.indexing import summaries
-from portadraft.profiles.mirror import Mirror
+from portadraft.profiles.mirror import UNREACHABLE, Mirror
 from portadraft.profiles.nearness import Summary
 from portadraft.profiles.reading import parse, read
 from portadraft.profiles.schema import Profile
@@ -23,7 +23,8 @@ from portadraft.profiles.schema import Profile
 class Place:
     """One place: what it is called, what of it was found, and what there is to say about it.
 
-    asked_for: a single profile that the caller named, which is used however far it is.
+    asked_for: a single profile that the caller named, which is used however far it is. broken: the note says what is
+    wrong with this place.
     """
 
     label: str
@@ -32,6 +33,7 @@ class Place:
     folder: Folder | None = None
     known: dict[str, Profile] = field(default_factory=dict)
     asked_for: bool = False
+    broken: bool = False
 
     def load(self, identity: str) -> Profile | None:
         """A profile that was named, read anew and verified; None, with a warning, where that fails."""
@@ -79,7 +81,7 @@ def _own() -> Place:
     try:
         place.entries = summaries(folder, keep=True)
     except OSError as error:
-        place.note = str(error)
+        place.note, place.broken = str(error), True
     return place
 
 
@@ -87,7 +89,7 @@ def _fleet(flag: str | None, refresh: bool) -> Iterator[Place]:
     try:
         configured = store_url(flag)
     except PortadraftError as error:
-        yield Place("the fleet store", note=str(error))
+        yield Place("the fleet store", note=str(error), broken=True)
         return
     if configured is None:
         return
@@ -99,9 +101,10 @@ def _fleet(flag: str | None, refresh: bool) -> Iterator[Place]:
         fresh_s = 0.0 if "://" not in url or url.lower().startswith("file://") else None
         if refresh:
             place.note = mirror.refresh() if fresh_s is None else mirror.refresh(fresh_s)
+            place.broken = place.note.startswith(UNREACHABLE)
         place.entries = summaries(mirror.folder, keep=True)
     except (OSError, PortadraftError) as error:
-        place.note = str(error)
+        place.note, place.broken = str(error), True
     yield place
 
 

@@ -29,6 +29,8 @@ WAIT_S = 5.0
 RETRY_S = 600.0
 """Seconds for which a store that did not answer is not asked again by itself."""
 MOST_PROFILES = 10_000
+UNREACHABLE = "not reachable"
+"""How `Mirror.refresh` begins where the store did not answer."""
 _STATE = "mirror.state"
 
 
@@ -62,6 +64,11 @@ class Mirror:
         Raises: StoreUnreachable, OSError, MissingDependency, InvalidArgument; the copy then stays as it was.
         """
         store = open_store(self.url)
+        if isinstance(store, Folder) and not store.path.is_dir():
+            raise StoreUnreachable(
+                f"store={self.url!r}: no such folder; expected one that `portadraft profiles push` has written to: "
+                "check its name, and whether it is mounted"
+            )
         self.folder.path.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.folder.path / ".lock", timeout=120):
@@ -106,7 +113,7 @@ class Mirror:
         if age is not None and age < fresh_s:
             return f"copied {_ago(age)} ago"
         if failed is not None and failed < min(fresh_s, RETRY_S):
-            return f"not reachable {_ago(failed)} ago; {self._copy(age)}"
+            return f"{UNREACHABLE} {_ago(failed)} ago; {self._copy(age)}"
         problem: list[str] = []
         thread = threading.Thread(target=self._quietly, args=(problem.append,), daemon=True, name="portadraft-profiles")
         thread.start()
@@ -117,7 +124,7 @@ class Mirror:
         with contextlib.suppress(OSError):
             self.folder.path.mkdir(parents=True, exist_ok=True)
             self._failure_path().touch()
-        return f"not reachable ({why}); {self._copy(age)}"
+        return f"{UNREACHABLE} ({why}); {self._copy(age)}"
 
     def _copy(self, age: float | None) -> str:
         return "there is no copy of it yet" if age is None else f"the copy of {_ago(age)} ago is used"

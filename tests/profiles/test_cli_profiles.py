@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -96,6 +97,79 @@ def test_mistakes(tmp_path: Path) -> None:
     assert "no such profile" in run("push", "ffff0000", "--store", str(tmp_path), status=2)
     assert "store='nonsense://x'" in run("push", "--store", "nonsense://x", status=2)
     assert "check the address" in run("pull", "--store", "http://127.0.0.1:9/x", status=2)
+
+
+def test_a_store_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only `push` makes one; `list` goes on without the one that is configured, and says so."""
+    missing = str(tmp_path / "nothere")
+    for command in ("pull", "list", "merge"):
+        assert f"store='{missing}': no such folder; expected" in run(command, "--store", missing, status=2)
+    file = tmp_path / "file"
+    file.touch()
+    assert "not a folder" in run("pull", "--store", str(file), status=2)
+    for address, reason in ((missing, "no such folder"), ("http://127.0.0.1:9/p", "check the address")):
+        monkeypatch.setenv("PORTADRAFT_PROFILES", address)
+        result = CliRunner().invoke(app, ["profiles", "list", "--json"])
+        assert result.exit_code == 0
+        (warning,) = json.loads(result.stdout)["warnings"]
+        assert f"the fleet store {address} ($PORTADRAFT_PROFILES): not reachable" in warning and reason in warning
+        assert "warning: the fleet store" in result.stderr
+        assert "not reachable" in people("list")
+    save(ONE)
+    run("push", "--store", missing)
+    monkeypatch.setenv("PORTADRAFT_PROFILES", missing)
+    assert run("pull")["total"] == 1
+    assert run("list")["warnings"] == []
+
+
+def test_a_broken_configuration_is_said(new_home: Path) -> None:
+    home.config_path().parent.mkdir(parents=True)
+    home.config_path().write_text("[profiles\n", encoding="utf-8")
+    result = CliRunner().invoke(app, ["profiles", "list", "--json"])
+    assert result.exit_code == 0
+    (warning,) = json.loads(result.stdout)["warnings"]
+    assert str(home.config_path()) in warning and "expected TOML" in warning
+    assert "expected TOML" in result.stderr
+
+
+def test_places_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are named, with what to do, and not by the system's number or a temporary file."""
+    identity, file = save(ONE), tmp_path / "file"
+    file.touch()
+    (written,) = run("export", "--out", str(tmp_path))["exported"]
+    assert f"out='{file}': cannot be written to (it is a file); expected" in run("export", "--out", str(file), status=2)
+    assert f"store='{file}': cannot be written to (it is a file)" in run("push", "--store", str(file), status=2)
+
+    store, exported = str(tmp_path / "s"), str(tmp_path / f"{written}.json")
+    for problem, status, reason in (
+        (PermissionError(13, "Permission denied", ".77-aabb.tmp"), 2, "(Permission denied); expected"),
+        (OSError(30, "Read-only file system", ".77-aabb.tmp"), 2, "(Read-only file system); expected"),
+        (OSError(28, "No space left on device", ".77-aabb.tmp"), 1, "(No space left on device)"),
+    ):
+        monkeypatch.setattr(Folder, "_write", Mock(side_effect=problem))
+        home.user_folder().remove(identity)
+        said = [run("import", exported, status=status)]
+        (home.user_folder().path / f"{identity}.json").write_bytes(ONE.to_bytes())
+        said += [run("push", "--store", store, status=status), run("export", "--out", store, status=status)]
+        names = f"your folder {home.user_folder().path}", f"store='{store}'", f"out='{store}'"
+        for text, name in zip(said, names, strict=True):
+            assert f"{name}: cannot be written to {reason}" in text
+            assert ".tmp" not in text and "Errno" not in text
+
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_DATA_HOME", str(file / "x"))
+    move_home(monkeypatch, file / "x")
+    text = run("import", exported, status=2)
+    assert f"XDG_DATA_HOME='{file / 'x'}': your folder" in text and "Not a directory" in text and "Errno" not in text
+
+
+def test_a_profile_given_twice_counts_once(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path in paths:
+        path.write_bytes(ONE.to_bytes())
+    assert run("import", *map(str, paths))["imported"] == [ONE.id]
+    assert people("import", *map(str, paths)).startswith("1 profile taken")
+    assert run("export", ONE.id, ONE.id[:8], "--out", str(tmp_path / "out"))["exported"] == [ONE.id]
 
 
 def test_explain(tmp_path: Path) -> None:

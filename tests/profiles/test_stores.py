@@ -262,6 +262,10 @@ def test_an_emptied_store_keeps_the_copy(tmp_path: Path) -> None:
     push(Folder(folder), _documents(2))
     Mirror(str(folder)).sync()
     folder.rename(tmp_path / "moved")
+    with pytest.raises(StoreUnreachable, match="no such folder"):
+        Mirror(str(folder)).sync()
+    assert len(Mirror(str(folder)).folder.ids()) == 2
+    folder.mkdir()
     assert Mirror(str(folder)).sync().removed == []
     assert len(Mirror(str(folder)).folder.ids()) == 2
 
