@@ -72,6 +72,10 @@ def main(
 
         load_matplotlib()
         place(plot)
+    if config.prompts is not None:
+        from portadraft.tuner.recordings import read_prompts
+
+        read_prompts(config.prompts)  # a mistake in them is found before a model is loaded or downloaded
     drafters = [drafter_name(name) for name in drafters]
     console = Console(stderr=True)
     if acceptance is not None:
@@ -161,8 +165,9 @@ def _rows(document: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             text = "plain" if shape is None else f"{shape['width']}x{shape['length']}"
             if shape is not None and shape["nodes"]:
                 text += f", {shape['nodes']} slots"
+            spread = "-" if b["spread"] is None else f"{100 * b['spread']:.1f} %"
             yield (
-                one["drafter"], str(b["batch_size"]), text, f"{b['tokens_per_s']:.1f}", f"{100 * b['spread']:.1f} %",
+                one["drafter"], str(b["batch_size"]), text, f"{b['tokens_per_s']:.1f}", spread,
                 f"{b['plain_tokens_per_s']:.1f}", f"{b['speedup']:.2f}", f"{b['tokens_per_step']:.2f}",
                 f"{b['predicted']} {b['predicted_tokens_per_s']:.1f}", f"{b['seconds']:.0f} s",
             )  # fmt: skip

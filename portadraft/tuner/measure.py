@@ -11,6 +11,9 @@ from typing import TypeVar
 K = TypeVar("K")
 R = TypeVar("R")
 
+UNEVEN_SHARE = 0.25
+"""Of what was measured (rounds, parts): more that is disturbed makes the whole disturbed."""
+
 
 def interleave(alternatives: Mapping[K, Callable[[], R]], repeats: int) -> dict[K, list[R]]:
     """Run every alternative `repeats` times in turns; the order flips each round."""
@@ -31,7 +34,8 @@ class Disturbance:
     """Whether something else used the machine during a round.
 
     Told by three signs: other processes' share of the processors (if psutil is installed), the spread
-    of plain steps within the round, and plain steps far slower than in the quickest rounds.
+    of plain steps within the round, and plain steps far slower than in the quickest rounds. Where the parts of a step
+    are all that is timed (`end_of_parts`), their own spread takes the place of the rounds'.
     """
 
     def __init__(
@@ -60,13 +64,34 @@ class Disturbance:
         middle = statistics.median(plain_ms)
         quickest = min([*self._rounds, middle])
         self._rounds.append(middle)
-        if before is not None and after is not None and wall > 0.3:  # the counters tick at 10 ms
-            busy = (after - before) / wall / (os.cpu_count() or 1)
-            if busy > self._load:
-                return True
+        if self._others_busy(wall, before, after):
+            return True
         ordered = sorted(plain_ms)
         inner = ordered[:-1] if len(ordered) > 3 else ordered  # one hiccup is no disturbance
         return inner[-1] > self._spread * inner[0] or middle > self._slower * quickest
+
+    def end_of_parts(self, timed: Mapping[int, Sequence[float]]) -> bool:
+        """The parts of a step were timed since `begin`, several times each, over minutes: was that disturbed?
+
+        timed: milliseconds of passes by slots, 1 being a plain step. A part is uneven where its quartiles are further
+        apart than plain steps of a round may be: single hiccups, of which so many samples have some, do not count.
+        """
+        start, before = self._before
+        if self._others_busy(self._clock() - start, before, self._others()):
+            return True
+        uneven = {slots: self._uneven(ms) for slots, ms in timed.items() if len(ms) >= 2}
+        if uneven.get(1) and len(timed[1]) >= 3:
+            return True
+        return bool(uneven) and statistics.fmean(uneven.values()) > UNEVEN_SHARE
+
+    def _uneven(self, ms: Sequence[float]) -> bool:
+        low, _, high = statistics.quantiles(ms, n=4, method="inclusive")
+        return high > self._spread * low
+
+    def _others_busy(self, wall: float, before: float | None, after: float | None) -> bool:
+        if before is None or after is None or wall <= 0.3:  # the counters tick at 10 ms
+            return False
+        return (after - before) / wall / (os.cpu_count() or 1) > self._load
 
 
 def others_seconds() -> float | None:

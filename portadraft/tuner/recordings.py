@@ -77,8 +77,12 @@ def read_prompts(path: Path) -> list[Prompt]:
             category = row.get("category", "")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             text = category = None
-        if not isinstance(text, str) or not text or not isinstance(category, str):
+        if not isinstance(text, str) or not text:
             raise InvalidArgument(f"{path}, line {number}: expected a JSON object with `prompt` or `turns`")
+        if not isinstance(category, str):
+            raise InvalidArgument(
+                f"{path}, line {number}: category={category!r:.60}: expected the kind of text as a string, or none"
+            )
         found.append(Prompt(text, category))
     if not found:
         raise InvalidArgument(f"{path}: it holds no prompts")

@@ -63,7 +63,7 @@ def _choice(r: Result) -> BatchChoice:
         batch_size=r.batch,
         shape=Shape.of(r.shape),
         tokens_per_s=r.tokens_per_s,
-        spread=r.spread,
+        spread=r.spread if r.measured else None,  # of a prediction there is none
         plain_tokens_per_s=r.plain_tokens_per_s,
         speedup=r.speedup,
     )
@@ -167,7 +167,7 @@ def _batch(r: Result) -> dict[str, Any]:
         if r.shape is None
         else {"width": r.shape.width, "length": r.shape.length, "nodes": r.shape.nodes},
         "tokens_per_s": round(r.tokens_per_s, 2),
-        "spread": round(r.spread, 4),
+        "spread": round(r.spread, 4) if r.measured else None,
         "plain_tokens_per_s": round(r.plain_tokens_per_s, 2),
         "speedup": round(r.speedup, 3),
         "tokens_per_step": round(r.tokens_per_step, 3),

@@ -190,7 +190,7 @@ class Tuner:
                     if one.results and one.results[-1].interrupted:
                         raise KeyboardInterrupt
         except KeyboardInterrupt:
-            outcome.notes.append("interrupted: what was found so far is kept")
+            outcome.notes.append("interrupted: this is what was found so far")
             if not any(d.results for d in outcome.drafters):
                 raise
         outcome.drafters = [d for d in outcome.drafters if d.results]
@@ -295,6 +295,7 @@ class Tuner:
         fits: Callable[[int], bool],
     ) -> None:
         config, start = self.config, clock()
+        disturbance.begin()
         costs, timings = measure_costs(
             machine,
             one.table.kind,
@@ -309,7 +310,8 @@ class Tuner:
         prediction = predict(one.table, costs, most_slots=most)
         one.costs.append((costs, timings))
         if config.predict_only:
-            one.results.append(predicted(prediction, clock() - start))
+            busy = disturbance.end_of_parts(timings.check)
+            one.results.append(predicted(prediction, clock() - start, busy))
             return
         left = max(config.budget_s - (clock() - start), 0.1)
         search = Search(machine, prediction, left, clock, disturbance, self.say)
@@ -320,12 +322,16 @@ class Tuner:
         one.results.append(result)
 
 
-def predicted(prediction: Prediction, seconds: float) -> Result:
-    """A result without whole steps."""
+def predicted(prediction: Prediction, seconds: float, disturbed: bool = False) -> Result:
+    """A result without whole steps, of which there is no spread. disturbed: its costs were measured while the machine
+    was busy.
+    """
     best = prediction.best()
     tokens = 1.0 if best is None else float(prediction.tokens_per_step[prediction.table.grid.index(best)])
     rate, plain = prediction.of(best), prediction.plain_tokens_per_s
-    return Result(prediction.costs.batch, best, rate, plain, 0.0, tokens, prediction, seconds=seconds)
+    return Result(
+        prediction.costs.batch, best, rate, plain, 0.0, tokens, prediction, disturbed=disturbed, seconds=seconds
+    )
 
 
 def allowed(grid: Grid, drafter: Drafter) -> Grid:

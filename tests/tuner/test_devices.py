@@ -259,3 +259,21 @@ def test_disturbance_by_other_processes():
     assert watch.end([40, 40, 40])
     watch.begin()
     assert not watch.end([40, 40, 40])
+
+
+def test_disturbance_by_the_spread_of_parts():
+    quiet = Disturbance(others=lambda: None)
+    even, uneven = [40, 41, 40, 42, 90], [40, 90, 41, 95, 43]
+    for timed, expected in (
+        ({1: even, 8: even}, False),  # a hiccup in each
+        ({1: uneven, 8: even, 16: even, 32: even, 64: even}, True),  # what everything is compared with
+        ({1: even, 8: uneven, 16: uneven}, True),
+        ({1: even, 8: even, 16: even, 32: uneven}, False),
+        ({1: [40], 8: [70]}, False),
+    ):
+        quiet.begin()
+        assert quiet.end_of_parts(timed) is expected
+    clock, used = iter([0.0, 1.0]), iter([0.0, 5.0])
+    watch = Disturbance(others=lambda: next(used), clock=lambda: next(clock), load=0.01)
+    watch.begin()
+    assert watch.end_of_parts({1: even})

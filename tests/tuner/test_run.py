@@ -39,6 +39,7 @@ from tests.test_api import save_drafter, save_model
 from tests.tuner import synthetic
 
 GRID = Grid((1, 2, 4), (1, 2, 3), (4, 0))
+END_OF_PARTS = Disturbance.end_of_parts
 PROMPTS = [("abc abc abc", "chat"), ("one two three one two", "code"), ("0123456789 0123456", "code")]
 
 
@@ -48,6 +49,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         monkeypatch.setattr(platformdirs, name, lambda app, kind=name: tmp_path / "home" / kind)
     # Tests share the machine with others; whether it is disturbed is tested on its own.
     monkeypatch.setattr(Disturbance, "end", lambda self, plain: False)
+    monkeypatch.setattr(Disturbance, "end_of_parts", lambda self, timed: False)
     return tmp_path / "home"
 
 
@@ -127,16 +129,17 @@ def test_interrupted_it_keeps_what_was_found(model: Any, place: Path, monkeypatc
         nonlocal calls
         if count > 1:  # turns of the search; single steps belong to the costs
             calls += 1
-            if calls > 12:
+            if calls > 5:
                 raise KeyboardInterrupt
         return real(self, shape, count)
 
     monkeypatch.setattr(LiveMachine, "steps", steps)
-    tuner = Tuner(model, config(place, batch_sizes=(1, 2), budget_s=2.0))
+    tuner = Tuner(model, config(place, batch_sizes=(1, 2), budget_s=10.0))
     outcome = tuner.run()
     assert outcome.interrupted
     assert [r.batch for r in outcome.best.results] == [1]
     assert any("interrupted" in note for note in outcome.notes)
+    assert not any("kept" in note for note in outcome.notes)  # whether it is stored is said elsewhere
     assert to_profile(model, outcome, outcome.best).batches
     assert model.target.lengths == ()  # the rows are let go
 
@@ -167,6 +170,9 @@ def test_prompts_may_hold_any_line_separator_and_must_be_utf8(tmp_path: Path) ->
         read_prompts(path)
     path.write_text('{"prompt": "one\u2028two"}\r\n', "utf-8")
     assert [p.text for p in read_prompts(path)] == ["one\u2028two"]
+    path.write_text('{"prompt": "one"}\n{"prompt": "two", "category": 3}\n', "utf-8")
+    with pytest.raises(InvalidArgument, match="line 2: category=3: expected"):
+        read_prompts(path)
 
 
 def test_a_simulated_device_is_tuned_with_the_models_acceptance(model: Any, place: Path) -> None:
@@ -319,6 +325,36 @@ def test_a_busy_machine_stores_nothing_unless_forced(place: Path, monkeypatch: p
     assert profiles.parse(user_folder().get(identity)).disturbed
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_prediction_is_judged_by_its_costs(busy: bool, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else uses the machine but where passes jump about; the steps are as they are, so their times are not."""
+    real, calls = LiveMachine.check_ms, 0
+
+    def check_ms(self: LiveMachine, slots: int, depth: int) -> float:
+        nonlocal calls
+        calls += 1
+        real(self, slots, depth)
+        return (5.0 + 0.1 * slots) * (3.0 if busy and calls % 2 else 1.0)
+
+    monkeypatch.setattr(LiveMachine, "check_ms", check_ms)
+    monkeypatch.setattr(Disturbance, "end_of_parts", END_OF_PARTS)
+    monkeypatch.setattr("portadraft.tuner.measure.others_seconds", lambda: None)
+    arguments = (
+        "--model", str(place / "model"), "--drafter", "lookup", "--budget", "1s", "--dtype", "float32", "-n", "16",
+        "--prompts", str(place / "prompts.jsonl"), "--context", "20", "--predict-only",
+    )  # fmt: skip
+    document = json.loads(run(*arguments, "--json").stdout)
+    assert document["disturbed"] is busy
+    assert document["drafters"][0]["batches"][0]["spread"] is None
+    assert ("--force" in document["stored"]) is busy
+    assert len(document["profiles"]) == (not busy)
+    text = run(*arguments, "--force").stdout
+    assert "± -" in text and "± 0.0 %" not in text
+    (identity,) = user_folder().ids()[:1] if busy else document["profiles"]
+    stored = profiles.parse(user_folder().get(identity))
+    assert (stored.origin, stored.disturbed, stored.batches[0].spread) == ("predicted", busy, None)
+
+
 def plan_of(tmp_path: Path, *arguments: str, temperature: float = 0.0) -> Any:
     made = synthetic.table()
     made = replace(made, origin=replace(made.origin, temperature=temperature))
@@ -379,6 +415,15 @@ def test_planning_needs_no_model(tmp_path: Path) -> None:
     assert first["shape"]["nodes"] is None or first["shape"]["nodes"] <= 16
     assert first["speedup"] > second["speedup"]
     assert document["profiles"] == []
+
+
+def test_prompts_are_read_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("portadraft.cli.tune._load", lambda *a, **k: pytest.fail("it loaded a model"))
+    (tmp_path / "p.jsonl").write_text("no JSON", "utf-8")
+    for name, message in (("p.jsonl", "line 1: expected a JSON object"), ("none.jsonl", "no such file")):
+        result = run("--prompts", str(tmp_path / name))
+        assert result.exit_code == 2
+        assert message in result.output
 
 
 @pytest.mark.parametrize(
