@@ -25,6 +25,7 @@ from portadraft.profiles.stores import open_store
 
 _FAILURES = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
 """Of the machine, whatever is asked for."""
+_REASONS = {errno.EEXIST: "it is a file", errno.ENOENT: "it cannot be made"}
 
 
 def list_(store: str | None, as_json: bool) -> None:
@@ -264,7 +265,7 @@ def _writing(what: str, expected: str) -> Iterator[None]:
     except OSError as error:
         if error.errno is None or error.errno in _FAILURES:
             raise OSError(f"{what}: cannot be written to ({error.strerror or error})") from error
-        reason = "it is a file" if error.errno == errno.EEXIST else error.strerror
+        reason = _REASONS.get(error.errno, error.strerror)
         raise InvalidArgument(f"{what}: cannot be written to ({reason}); expected {expected}") from error
 
 
