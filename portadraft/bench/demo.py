@@ -37,7 +37,9 @@ class PromptResult:
         return median_ratio([_rate(g) for g in self.runs[drafter]], [_rate(g) for g in self.runs[PLAIN]])
 
     def tokens_per_step(self, drafter: str) -> float | None:
-        return self.runs[drafter][0].stats.tokens_per_step
+        """Median of the repeats: how much is drafted follows the clock where the shape is watched."""
+        known = [step for g in self.runs[drafter] if (step := g.stats.tokens_per_step) is not None]
+        return statistics.median(known) if known else None
 
 
 def prompts() -> list[dict[str, str]]:
@@ -186,9 +188,10 @@ def _total_speedup(results: list[PromptResult], drafter: str) -> float:
 
 
 def _total_tokens_per_step(results: list[PromptResult], drafter: str) -> float:
+    """Of all prompts and repeats together."""
     steps = tokens = 0
-    for result in results:
-        for accepted, count in result.runs[drafter][0].stats.accepted.items():
+    for run in (run for result in results for run in result.runs[drafter]):
+        for accepted, count in run.stats.accepted.items():
             steps += count
             tokens += (accepted + 1) * count
     return tokens / steps if steps else float("nan")
