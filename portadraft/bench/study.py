@@ -74,13 +74,14 @@ def shared(sources: Sequence[Features], shares: Sequence[float]) -> Jobs:
 
     def jobs(positions: int, segment: int, rng: np.random.Generator) -> list[Job]:
         out: list[Job] = []
-        per = max(1, positions // segment)
         for source, share in zip(sources, shares, strict=True):
             segments = source.segments(segment, held_out=False)
             segments = segments[rng.permutation(len(segments))]
             reached = np.cumsum(segments[:, 1] - segments[:, 0])
-            taken = segments[: int(np.searchsorted(reached, round(share * int(reached[-1])))) + 1]
-            out += [(source, taken[i : i + per]) for i in range(0, len(taken), per)]
+            wanted = round(share * int(reached[-1]))
+            taken = segments[: int(np.searchsorted(reached, wanted)) + 1]
+            # How many segments that takes differs between epochs; how many jobs must not.
+            out += [(source, part) for part in np.array_split(taken, max(1, round(wanted / positions)))]
         return [out[k] for k in rng.permutation(len(out))]
 
     return jobs
