@@ -12,9 +12,10 @@ from portadraft.api import load
 from portadraft.core.target import Target
 from portadraft.core.types import BeamShape
 from portadraft.errors import InvalidArgument
+from portadraft.tuner.config import TuneConfig
 from portadraft.tuner.machine import LiveMachine, is_out_of_memory
 from portadraft.tuner.memory import free_bytes, need_bytes
-from portadraft.tuner.run import TuneConfig, Tuner
+from portadraft.tuner.run import Tuner
 
 _Cells = dict[BeamShape | None, "list[float] | str"]
 _FAR_TOO_SLOW = 6.0

@@ -11,42 +11,24 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from portadraft.api import load
-from portadraft.core.decode import Decoder
-from portadraft.core.requests import Request
+from portadraft.bench.answers import Decoded, decode_rounds
+from portadraft.bench.predictions import predictions, replayed, spread
 from portadraft.core.types import BeamShape
 from portadraft.errors import InvalidArgument
-from portadraft.tuner.acceptance import AcceptanceTable, make_table
-from portadraft.tuner.predict import Prediction, predict
-from portadraft.tuner.recordings import record
-from portadraft.tuner.run import DrafterResult, TuneConfig, Tuner, shape_name
+from portadraft.tuner.config import TuneConfig
+from portadraft.tuner.outcome import DrafterResult, shape_name
+from portadraft.tuner.predict import Prediction
+from portadraft.tuner.run import Tuner
 from portadraft.tuner.search import Measured, Result, Search
 
 TEN = 10
-HOPELESS, PROMISING, SLOWEST = 0.8, 0.88, 0.3
+HOPELESS, PROMISING = 0.8, 0.88
 _NEIGHBOURS = 4
-_TOGETHER = 3
-_STRIDE = 7
-"""Between the prompts of two rounds, so that they are of different kinds."""
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """Whole answers of one round. first: the number of the first prompt. tokens_per_s: over all rows. plain_ms: a step
-    of plain decoding of the same prompts, decoded just before and just after. tokens_per_step: of a row.
-    """
-
-    tokens_per_s: float
-    step_ms: float
-    first: int
-    plain_ms: float
-    tokens_per_step: float = 1.0
 
 
 def tuner_bench(
@@ -128,7 +110,7 @@ def tuner_bench(
         report |= _confirmed(done, confirm, result)
     if cells:
         table = replayed(tune, one, batch, rounds, tokens)
-        report |= _predictions(table, result, done, spread_out)
+        report |= predictions(table, result, done, spread_out)
     return report
 
 
@@ -171,85 +153,6 @@ def speedups(turns_taken: Sequence[Measured], prediction: Prediction) -> dict[Be
             out.setdefault(m.shape, []).append(m.ratio + plain[m.round] - statistics.median(near))
     rate = prediction.plain_tokens_per_s
     return {s: prediction.of(s) / rate * math.exp(-statistics.median(r)) for s, r in out.items()}
-
-
-def spread(prediction: Prediction, count: int) -> list[BeamShape]:
-    """Shapes spread evenly over the logarithm of the predicted speed, from the fastest to the slowest.
-
-    By rank most of them would lie within a few percent of each other, where noise alone decides the order. What is
-    predicted to be slower than 0.3 of the best is nobody's candidate and left out.
-    """
-    shapes = prediction.distinct()
-    shapes = [s for s in shapes if prediction.of(s) >= SLOWEST * prediction.of(shapes[0])]
-    if count >= len(shapes):
-        return shapes
-    logs = [math.log(prediction.of(shape)) for shape in shapes]
-    left, out = list(range(len(shapes))), []
-    for i in range(count):
-        wanted = logs[0] + (logs[-1] - logs[0]) * i / max(count - 1, 1)
-        out.append(min(left, key=lambda k, wanted=wanted: abs(logs[k] - wanted)))  # type: ignore[misc]
-        left.remove(out[-1])
-    return [shapes[i] for i in sorted(out)]
-
-
-def decode_rounds(
-    tune: Tuner,
-    one: DrafterResult,
-    shapes: Sequence[BeamShape | None],
-    batch: int,
-    rounds: int,
-    tokens: int,
-    end: float,
-    say: Callable[[str], None],
-) -> dict[BeamShape | None, list[Decoded]]:
-    """Whole answers of the loop, all shapes in turns, plain decoding among every few of them: machines drift.
-
-    The prompts of a round are the same for all shapes, and every round has others.
-    """
-    out: dict[BeamShape | None, list[Decoded]] = {s: [] for s in (None, *shapes)}
-    drafted = [s for s in shapes if s is not None]
-    for n in range(rounds):
-        first = (n * batch * _STRIDE) % len(tune.ids)
-        ids = [tune.ids[(first + i) % len(tune.ids)] for i in range(batch)]
-        order = drafted if n % 2 == 0 else drafted[::-1]
-        before = decode_once(tune, one, ids, None, tokens)
-        for i in range(0, max(len(order), 1), _TOGETHER):
-            if time.monotonic() > end and n >= 2:
-                return out
-            group = [(s, *decode_once(tune, one, ids, s, tokens)) for s in order[i : i + _TOGETHER]]
-            after = decode_once(tune, one, ids, None, tokens)
-            plain_ms = (before[1] + after[1]) / 2
-            out[None].append(Decoded(after[0], after[1], first, plain_ms))
-            for shape, rate, step_ms in group:
-                out[shape].append(Decoded(rate, step_ms, first, plain_ms, rate * step_ms / 1000 / batch))
-            before = after
-        say(f"whole answers, round {n + 1} of {rounds}")
-    return out
-
-
-def decode_once(
-    tune: Tuner, one: DrafterResult, ids: Sequence[Sequence[int]], shape: BeamShape | None, tokens: int
-) -> tuple[float, float]:
-    """Tokens per second after the first, over all rows, and milliseconds a step, until a row has that many tokens (end
-    tokens are passed over). The step that ends it is left out, as in replay: the limit cuts its tokens.
-    """
-    drafter = None if shape is None else one.drafter
-    decoder = Decoder(tune.target, drafter, shape, temperature=tune.config.temperature)
-    try:
-        decoder.admit([Request(tuple(p), tokens, i) for i, p in enumerate(ids)])
-        tune.target.ops.synchronize()
-        start, count, steps, seconds = time.perf_counter(), 0, 0, 0.0
-        while True:
-            progress = decoder.step()
-            tune.target.ops.synchronize()
-            if decoder.live < len(ids) and steps:  # a batch that has lost a row is another batch size
-                break
-            seconds = time.perf_counter() - start
-            count += sum(len(p.tokens) for p in progress)
-            steps += 1
-        return count / seconds, 1000 * seconds / steps
-    finally:
-        decoder.close()
 
 
 def _confirmed(
@@ -295,76 +198,3 @@ def _confirmed(
         "deviation_of_a_round": round(statistics.median(deviation(s) for s in drafted), 4),
         "confirmed": {shape_name(s): round(speed(s, scored), 4) for s in confirm},
     }
-
-
-def replayed(tune: Tuner, one: DrafterResult, batch: int, rounds: int, tokens: int) -> AcceptanceTable:
-    """Acceptance over exactly the answers that the rounds decode: an answer's beginning accepts less than its whole."""
-    numbers = [(n * batch * _STRIDE + i) % len(tune.ids) for n in range(rounds) for i in range(batch)]
-    config, facts = tune.config, tune.target.facts
-    ids = [tune.ids[i] for i in numbers]
-    recordings = record(tune.target, ids, max_tokens=tokens, temperature=config.temperature, batch=batch)
-    origin = replace(one.table.origin, prompts="")
-    return make_table(tune.target.ops, one.drafter, recordings, origin, one.table.grid, dtype=facts.dtype)
-
-
-def _predictions(
-    table: AcceptanceTable,
-    result: Result,
-    done: dict[BeamShape | None, list[Decoded]],
-    shapes: Sequence[BeamShape],
-) -> dict[str, Any]:
-    """Predicted (replayed acceptance of the same answers × cost of the parts) against measured tokens per second.
-
-    As it stands, and with the machine's drift taken out: speed in steps of plain decoding just before and after, the
-    median over rounds, at the plain speed that the costs were measured with.
-    """
-    prediction = predict(table, result.prediction.costs)
-    plain = prediction.plain_tokens_per_s
-    lines: list[dict[str, Any]] = []
-    for shape in shapes:
-        rounds = done[shape]
-        measured = statistics.geometric_mean([d.tokens_per_s for d in rounds])
-        tokens = len(rounds) / sum(1 / d.tokens_per_step for d in rounds)
-        steady = plain * tokens * statistics.median(d.plain_ms / d.step_ms for d in rounds)
-        predicted = prediction.of(shape)
-        lines.append(
-            {
-                "shape": shape_name(shape),
-                "predicted": round(predicted, 2),
-                "measured": round(measured, 2),
-                "measured_without_drift": round(steady, 2),
-                "tokens_per_step": [
-                    round(float(prediction.tokens_per_step[table.grid.index(shape)]), 3),
-                    round(tokens, 3),
-                ],
-                "step_ms": [
-                    round(float(prediction.step_ms[table.grid.index(shape)]), 1),
-                    round(statistics.median(d.step_ms for d in rounds), 1),
-                ],
-            }
-        )
-
-    def error(name: str) -> float:
-        return round(statistics.median(abs(line["predicted"] / line[name] - 1) for line in lines), 4)
-
-    def correlation(name: str) -> float:
-        return round(rank_correlation([x["predicted"] for x in lines], [x[name] for x in lines]), 4)
-
-    return {
-        "cells": len(lines),
-        "median_error": error("measured"),
-        "rank_correlation": correlation("measured"),
-        "median_error_without_drift": error("measured_without_drift"),
-        "rank_correlation_without_drift": correlation("measured_without_drift"),
-        "predictions": lines,
-    }
-
-
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Spearman's, ties by their mean rank."""
-
-    def ranks(values: Sequence[float]) -> np.ndarray[Any, Any]:
-        array = np.asarray(values)
-        return (array[:, None] > array[None, :]).sum(axis=1) + ((array[:, None] == array[None, :]).sum(axis=1) - 1) / 2
-
-    return float(np.corrcoef(ranks(a), ranks(b))[0, 1])

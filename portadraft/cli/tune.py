@@ -61,8 +61,8 @@ def main(
     **options: Any,
 ) -> None:
     """Run the command. options: of `TuneConfig`."""
+    from portadraft.tuner.config import TuneConfig
     from portadraft.tuner.devices import read_curve
-    from portadraft.tuner.run import TuneConfig
 
     config = TuneConfig(budget_s=seconds(budget), batch_sizes=numbers(batch_sizes), **options)
     if device_curve is not None:

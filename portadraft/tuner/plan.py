@@ -8,11 +8,12 @@ from pathlib import Path
 
 from portadraft.errors import InvalidArgument
 from portadraft.tuner.acceptance import AcceptanceTable
+from portadraft.tuner.config import TuneConfig
 from portadraft.tuner.devices import SimulatedMachine
 from portadraft.tuner.fit import measure_costs
 from portadraft.tuner.measure import Disturbance
+from portadraft.tuner.outcome import DrafterResult, Outcome, predicted
 from portadraft.tuner.predict import predict
-from portadraft.tuner.run import DrafterResult, Outcome, TuneConfig, predicted
 from portadraft.tuner.search import Search
 
 

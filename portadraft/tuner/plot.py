@@ -9,7 +9,7 @@ import numpy as np
 
 from portadraft.errors import InvalidArgument, MissingDependency
 from portadraft.scratch import sweep
-from portadraft.tuner.run import DrafterResult, Outcome, shape_name
+from portadraft.tuner.outcome import DrafterResult, Outcome, shape_name
 from portadraft.tuner.search import Result
 
 

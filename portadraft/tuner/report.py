@@ -20,7 +20,8 @@ from portadraft.profiles.schema import (
     now,
     spread_of,
 )
-from portadraft.tuner.run import DrafterResult, Outcome, TuneConfig, shape_name
+from portadraft.tuner.config import TuneConfig
+from portadraft.tuner.outcome import DrafterResult, Outcome, shape_name
 from portadraft.tuner.search import Result
 
 _KEPT_SHAPES = 120

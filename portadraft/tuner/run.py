@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from portadraft.core.drafter import Drafter
 from portadraft.core.types import BeamShape
 from portadraft.drafters import select
 from portadraft.errors import InvalidArgument
 from portadraft.tuner.acceptance import AcceptanceTable, Origin, make_table
-from portadraft.tuner.costs import Costs
-from portadraft.tuner.devices import DeviceCurve, SimulatedMachine
-from portadraft.tuner.fit import Timings, measure_costs
+from portadraft.tuner.config import TuneConfig
+from portadraft.tuner.devices import SimulatedMachine
+from portadraft.tuner.fit import measure_costs
 from portadraft.tuner.grid import Grid, Kind
 from portadraft.tuner.machine import LiveMachine, Machine, is_out_of_memory
 from portadraft.tuner.measure import Disturbance
 from portadraft.tuner.memory import free_bytes, need_bytes
-from portadraft.tuner.predict import Prediction, predict
-from portadraft.tuner.recordings import MAX_TOKENS, Prompt, Recording, built_in, prompts_id, read_prompts, record
-from portadraft.tuner.search import Result, Search
+from portadraft.tuner.outcome import DrafterResult, Outcome, predicted
+from portadraft.tuner.predict import predict
+from portadraft.tuner.recordings import Prompt, Recording, built_in, prompts_id, read_prompts, record
+from portadraft.tuner.search import Search
 from portadraft.tuner.surrogate import load_process
 from portadraft.tuner.tables import find_table, store_table
 
@@ -40,97 +38,6 @@ TRAINING_HINT = (
     "no trained drafter for these weights: prompt lookup is tuned. A trained drafter guesses more; "
     "make one with `portadraft train {model} --out DRAFTER`, then `portadraft tune --model {model} --drafter DRAFTER`"
 )
-
-
-@dataclass(frozen=True)
-class TuneConfig:
-    """What is asked for.
-
-    budget_s: seconds of measuring for each batch size (and drafter), after loading and with the acceptance table at
-    hand. context: tokens before the steps that are measured, about. objective: "latency" (tokens/s of a request at
-    that batch size) or "throughput" (which also recommends a batch size). predict_only: no whole steps are measured.
-    device_curve: a device that is not here; nothing is measured and no profile is stored. prompts: a file in place of
-    the built-in ones. grid: of shapes.
-    """
-
-    budget_s: float = 60.0
-    batch_sizes: tuple[int, ...] = (1,)
-    objective: Literal["latency", "throughput"] = "latency"
-    context: int = 200
-    temperature: float = 0.0
-    seed: int = 0
-    prompts: Path | None = None
-    drafters: tuple[str, ...] = ("auto",)
-    max_tokens: int = MAX_TOKENS
-    exhaustive: bool = False
-    predict_only: bool = False
-    device_curve: DeviceCurve | None = None
-    grid: Grid = field(default_factory=Grid)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.budget_s <= 7 * 24 * 3600:
-            raise InvalidArgument(f"budget={self.budget_s!r}: expected more than 0 seconds and at most a week")
-        if not self.batch_sizes or any(not 1 <= b <= 4096 for b in self.batch_sizes):
-            raise InvalidArgument(f"batch_sizes={self.batch_sizes!r}: expected numbers from 1 to 4096")
-        if self.objective not in ("latency", "throughput"):
-            raise InvalidArgument(f"objective={self.objective!r}: expected 'latency' or 'throughput'")
-        if self.context < 1 or self.max_tokens < 2:
-            raise InvalidArgument(
-                f"context={self.context!r}, max_tokens={self.max_tokens!r}: expected at least 1 and at least 2"
-            )
-        if not self.temperature >= 0 or self.temperature > 100:
-            raise InvalidArgument(f"temperature={self.temperature!r}: expected 0 (greedy) to 100")
-        if not self.drafters:
-            raise InvalidArgument("drafters=(): expected at least one")
-
-
-@dataclass
-class DrafterResult:
-    """What was found for one drafter: a result for each batch size, in order."""
-
-    name: str
-    reason: str
-    drafter: Drafter
-    table: AcceptanceTable
-    results: list[Result] = field(default_factory=list)
-    costs: list[tuple[Costs, Timings]] = field(default_factory=list)
-
-    def score(self, batches: Collection[int] | None = None) -> float:
-        """Mean log speed over batch sizes (None: all that it has), to compare drafters."""
-        logs = [np.log(r.tokens_per_s) for r in self.results if batches is None or r.batch in batches]
-        return float(np.mean(logs)) if logs else -np.inf
-
-
-@dataclass
-class Outcome:
-    """All of a run. best: the drafter that wins. notes: for people."""
-
-    model: str
-    config: TuneConfig
-    drafters: list[DrafterResult]
-    run: str
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def best(self) -> DrafterResult:
-        # A drafter that lacks a batch size (interrupted, out of memory) is compared by those that all have.
-        common = set.intersection(*({r.batch for r in d.results} for d in self.drafters))
-        return max(self.drafters, key=lambda d: d.score(common or None))
-
-    @property
-    def disturbed(self) -> bool:
-        return any(r.disturbed for d in self.drafters for r in d.results)
-
-    @property
-    def interrupted(self) -> bool:
-        return any(r.interrupted for d in self.drafters for r in d.results)
-
-    @property
-    def recommended_batch_size(self) -> int | None:
-        """The batch size with the most tokens per second in all, for the objective "throughput"."""
-        if self.config.objective != "throughput" or not self.best.results:
-            return None
-        return max(self.best.results, key=lambda r: r.tokens_per_s).batch
 
 
 class Tuner:
@@ -322,18 +229,6 @@ class Tuner:
         one.results.append(result)
 
 
-def predicted(prediction: Prediction, seconds: float, disturbed: bool = False) -> Result:
-    """A result without whole steps, of which there is no spread. disturbed: its costs were measured while the machine
-    was busy.
-    """
-    best = prediction.best()
-    tokens = 1.0 if best is None else float(prediction.tokens_per_step[prediction.table.grid.index(best)])
-    rate, plain = prediction.of(best), prediction.plain_tokens_per_s
-    return Result(
-        prediction.costs.batch, best, rate, plain, 0.0, tokens, prediction, disturbed=disturbed, seconds=seconds
-    )
-
-
 def allowed(grid: Grid, drafter: Drafter) -> Grid:
     """The grid without widths that the drafter cannot draft (it predicts fewer tokens)."""
 
@@ -345,10 +240,3 @@ def allowed(grid: Grid, drafter: Drafter) -> Grid:
         return True
 
     return Grid(tuple(w for w in grid.widths if possible(w)), grid.lengths, grid.budgets)
-
-
-def shape_name(shape: BeamShape | None) -> str:
-    """For people."""
-    if shape is None:
-        return "plain"
-    return f"{shape.width}x{shape.length}" + (f"/{shape.nodes}" if shape.nodes else "")

@@ -37,7 +37,7 @@ from portadraft.cli import tune
 from portadraft.core.decode import Decoder
 from portadraft.profiles.catalog import places
 from portadraft.profiles.home import user_folder
-from portadraft.tuner import run as tuner_run
+from portadraft.tuner import config as tuner_config
 from portadraft.tuner.acceptance import AcceptanceTable
 from portadraft.tuner.grid import Grid
 from portadraft.tuner.machine import LiveMachine
@@ -55,8 +55,8 @@ def prepare() -> None:
 
 def run() -> None:
     """A whole `portadraft tune`, of few shapes."""
-    whole = tuner_run.TuneConfig
-    tuner_run.TuneConfig = functools.partial(whole, grid=Grid((1, 2), (1, 2), (4, 0)))  # type: ignore[misc,assignment]
+    whole = tuner_config.TuneConfig
+    tuner_config.TuneConfig = functools.partial(whole, grid=Grid((1, 2), (1, 2), (4, 0)))  # type: ignore[misc,assignment]
     with contextlib.redirect_stdout(io.StringIO()):
         tune.main(
             str(PLACE / "model"), budget="0.4s", batch_sizes="1", drafters=[str(PLACE / "drafter")], device_curve=None,

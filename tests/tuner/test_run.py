@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 import portadraft
 from portadraft import profiles
+from portadraft.bench.predictions import rank_correlation, spread
 from portadraft.bench.table3 import table3
-from portadraft.bench.tuner import rank_correlation, spread, tuner_bench
+from portadraft.bench.tuner import tuner_bench
 from portadraft.cli.app import app
 from portadraft.core.tree import pack_beam
 from portadraft.core.types import BeamShape
@@ -28,13 +29,14 @@ from portadraft.errors import InvalidArgument
 from portadraft.profiles.home import user_folder
 from portadraft.tuner import memory
 from portadraft.tuner.acceptance import AcceptanceTable
+from portadraft.tuner.config import TuneConfig
 from portadraft.tuner.devices import read_curve
 from portadraft.tuner.grid import Grid
 from portadraft.tuner.machine import LiveMachine, is_out_of_memory
 from portadraft.tuner.measure import Disturbance
 from portadraft.tuner.recordings import read_prompts
 from portadraft.tuner.report import as_dict, to_profile
-from portadraft.tuner.run import TuneConfig, Tuner
+from portadraft.tuner.run import Tuner
 from tests.test_api import save_drafter, save_model
 from tests.tuner import synthetic
 

@@ -1,0 +1,90 @@
+"""Whole answers of the decode loop, shapes in turns: what choices and predictions of the tuner are confirmed by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from portadraft.core.decode import Decoder
+from portadraft.core.requests import Request
+from portadraft.core.types import BeamShape
+from portadraft.tuner.outcome import DrafterResult
+from portadraft.tuner.run import Tuner
+
+STRIDE = 7
+"""Between the prompts of two rounds, so that they are of different kinds."""
+_TOGETHER = 3
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Whole answers of one round. first: the number of the first prompt. tokens_per_s: over all rows. plain_ms: a step
+    of plain decoding of the same prompts, decoded just before and just after. tokens_per_step: of a row.
+    """
+
+    tokens_per_s: float
+    step_ms: float
+    first: int
+    plain_ms: float
+    tokens_per_step: float = 1.0
+
+
+def decode_rounds(
+    tune: Tuner,
+    one: DrafterResult,
+    shapes: Sequence[BeamShape | None],
+    batch: int,
+    rounds: int,
+    tokens: int,
+    end: float,
+    say: Callable[[str], None],
+) -> dict[BeamShape | None, list[Decoded]]:
+    """Whole answers of the loop, all shapes in turns, plain decoding among every few of them: machines drift.
+
+    The prompts of a round are the same for all shapes, and every round has others.
+    """
+    out: dict[BeamShape | None, list[Decoded]] = {s: [] for s in (None, *shapes)}
+    drafted = [s for s in shapes if s is not None]
+    for n in range(rounds):
+        first = (n * batch * STRIDE) % len(tune.ids)
+        ids = [tune.ids[(first + i) % len(tune.ids)] for i in range(batch)]
+        order = drafted if n % 2 == 0 else drafted[::-1]
+        before = decode_once(tune, one, ids, None, tokens)
+        for i in range(0, max(len(order), 1), _TOGETHER):
+            if time.monotonic() > end and n >= 2:
+                return out
+            group = [(s, *decode_once(tune, one, ids, s, tokens)) for s in order[i : i + _TOGETHER]]
+            after = decode_once(tune, one, ids, None, tokens)
+            plain_ms = (before[1] + after[1]) / 2
+            out[None].append(Decoded(after[0], after[1], first, plain_ms))
+            for shape, rate, step_ms in group:
+                out[shape].append(Decoded(rate, step_ms, first, plain_ms, rate * step_ms / 1000 / batch))
+            before = after
+        say(f"whole answers, round {n + 1} of {rounds}")
+    return out
+
+
+def decode_once(
+    tune: Tuner, one: DrafterResult, ids: Sequence[Sequence[int]], shape: BeamShape | None, tokens: int
+) -> tuple[float, float]:
+    """Tokens per second after the first, over all rows, and milliseconds a step, until a row has that many tokens (end
+    tokens are passed over). The step that ends it is left out, as in replay: the limit cuts its tokens.
+    """
+    drafter = None if shape is None else one.drafter
+    decoder = Decoder(tune.target, drafter, shape, temperature=tune.config.temperature)
+    try:
+        decoder.admit([Request(tuple(p), tokens, i) for i, p in enumerate(ids)])
+        tune.target.ops.synchronize()
+        start, count, steps, seconds = time.perf_counter(), 0, 0, 0.0
+        while True:
+            progress = decoder.step()
+            tune.target.ops.synchronize()
+            if decoder.live < len(ids) and steps:  # a batch that has lost a row is another batch size
+                break
+            seconds = time.perf_counter() - start
+            count += sum(len(p.tokens) for p in progress)
+            steps += 1
+        return count / seconds, 1000 * seconds / steps
+    finally:
+        decoder.close()
