@@ -18,32 +18,18 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch
 
 from portadraft.training import corpus as corpus_module
 from portadraft.training import resume, shelf, stages
 from portadraft.training.run import TrainConfig, train
 from portadraft.training.trainer import Trainer
+from tests.killing import forked
 from tests.training.tiny import model_folder, prompts_file, settings_for
 
 
 def config(seed: int = 0) -> TrainConfig:
     fit = settings_for(epochs=2, seed=seed, evaluations=3, save_seconds=0.05)
     return TrainConfig(draft_vocabulary=40, max_answer=16, batch=4, fit=fit)
-
-
-def forked(work: Callable[[], Any]) -> int:
-    """The wait status of a process that does some work."""
-    child = os.fork()
-    if child == 0:
-        try:
-            torch.set_num_threads(1)
-            work()
-            os._exit(0)
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            os._exit(1)
-    return os.waitpid(child, 0)[1]
 
 
 def suicide_at(moment: str, nth: int) -> None:

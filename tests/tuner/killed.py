@@ -29,7 +29,6 @@ os.environ["PORTADRAFT_CACHE"] = str(PLACE / "cache")
 os.environ["HOME"] = str(PLACE / "home")
 
 import skopt  # noqa: F401  # imported before the forks
-import torch
 
 import portadraft
 from portadraft import profiles
@@ -41,6 +40,7 @@ from portadraft.tuner import config as tuner_config
 from portadraft.tuner.acceptance import AcceptanceTable
 from portadraft.tuner.grid import Grid
 from portadraft.tuner.machine import LiveMachine
+from tests.killing import forked
 from tests.test_api import save_drafter, save_model
 
 PROMPTS = ("abc abc abc", "one two three one two", "0123456789 0123456")
@@ -63,20 +63,6 @@ def run() -> None:
             acceptance=None, plot=None, force=True, as_json=True, backend="torch", device="cpu", dtype="float32",
             prompts=PLACE / "prompts.jsonl", max_tokens=16, context=20,
         )  # fmt: skip
-
-
-def forked(work: Callable[[], Any]) -> int:
-    """The wait status of a process that does some work."""
-    child = os.fork()
-    if child == 0:
-        try:
-            torch.set_num_threads(1)
-            work()
-            os._exit(0)
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            os._exit(1)
-    return os.waitpid(child, 0)[1]
 
 
 def die(*_: Any) -> None:
