@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ _TOGETHER = 3
 
 @dataclass(frozen=True)
 class Decoded:
-    """Whole answers of one round. first: the number of the first prompt. tokens_per_s: over all rows. plain_ms: a step
-    of plain decoding of the same prompts, decoded just before and just after. tokens_per_step: of a row.
+    """Whole answers of one round. first: the number of the first prompt. tokens_per_s: over all rows, of the whole
+    time. step_ms: a step, the slowest and quickest left out. plain_ms: such a step of plain decoding of the same
+    prompts, decoded just before and just after. tokens_per_step: of a row.
     """
 
     tokens_per_s: float
@@ -28,6 +30,17 @@ class Decoded:
     first: int
     plain_ms: float
     tokens_per_step: float = 1.0
+
+
+@dataclass(frozen=True)
+class Once:
+    """Answers decoded once. tokens_per_s: over all rows, of the whole time. step_ms: the mean of a step, one in six
+    left out at either end: a hiccup of the machine is not the shape's. tokens_per_step: of a row.
+    """
+
+    tokens_per_s: float
+    step_ms: float
+    tokens_per_step: float
 
 
 def decode_rounds(
@@ -54,12 +67,12 @@ def decode_rounds(
         for i in range(0, max(len(order), 1), _TOGETHER):
             if time.monotonic() > end and n >= 2:
                 return out
-            group = [(s, *decode_once(tune, one, ids, s, tokens)) for s in order[i : i + _TOGETHER]]
+            group = [(s, decode_once(tune, one, ids, s, tokens)) for s in order[i : i + _TOGETHER]]
             after = decode_once(tune, one, ids, None, tokens)
-            plain_ms = (before[1] + after[1]) / 2
-            out[None].append(Decoded(after[0], after[1], first, plain_ms))
-            for shape, rate, step_ms in group:
-                out[shape].append(Decoded(rate, step_ms, first, plain_ms, rate * step_ms / 1000 / batch))
+            plain_ms = (before.step_ms + after.step_ms) / 2
+            out[None].append(Decoded(after.tokens_per_s, after.step_ms, first, plain_ms))
+            for shape, got in group:
+                out[shape].append(Decoded(got.tokens_per_s, got.step_ms, first, plain_ms, got.tokens_per_step))
             before = after
         say(f"whole answers, round {n + 1} of {rounds}")
     return out
@@ -67,24 +80,33 @@ def decode_rounds(
 
 def decode_once(
     tune: Tuner, one: DrafterResult, ids: Sequence[Sequence[int]], shape: BeamShape | None, tokens: int
-) -> tuple[float, float]:
-    """Tokens per second after the first, over all rows, and milliseconds a step, until a row has that many tokens (end
-    tokens are passed over). The step that ends it is left out, as in replay: the limit cuts its tokens.
+) -> Once:
+    """After the first token, until a row has `tokens` of them (end tokens are passed over). The step that ends it is
+    left out, as in replay: the limit cuts its tokens.
     """
     drafter = None if shape is None else one.drafter
     decoder = Decoder(tune.target, drafter, shape, temperature=tune.config.temperature)
     try:
         decoder.admit([Request(tuple(p), tokens, i) for i, p in enumerate(ids)])
         tune.target.ops.synchronize()
-        start, count, steps, seconds = time.perf_counter(), 0, 0, 0.0
+        count = 0
+        times: list[float] = []
         while True:
+            began = time.perf_counter()
             progress = decoder.step()
             tune.target.ops.synchronize()
-            if decoder.live < len(ids) and steps:  # a batch that has lost a row is another batch size
+            if decoder.live < len(ids) and times:  # a batch that has lost a row is another batch size
                 break
-            seconds = time.perf_counter() - start
+            times.append(time.perf_counter() - began)
             count += sum(len(p.tokens) for p in progress)
-            steps += 1
-        return count / seconds, 1000 * seconds / steps
+        return Once(count / sum(times), 1000 * middle_mean(times), count / len(times) / len(ids))
     finally:
         decoder.close()
+
+
+def middle_mean(values: Sequence[float]) -> float:
+    """The mean without the greatest and the least sixth. Steps of one shape differ (without a budget by their slots),
+    so a median would not do.
+    """
+    left_out = len(values) // 6
+    return statistics.fmean(sorted(values)[left_out : len(values) - left_out])
