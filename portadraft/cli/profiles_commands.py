@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from portadraft.cli.guard import complain
+from portadraft.cli.writing import writing, writing_own
 from portadraft.errors import CorruptFile, InvalidArgument, PortadraftError
 from portadraft.profiles.catalog import Place, places
 from portadraft.profiles.folder import Folder
@@ -22,10 +20,6 @@ from portadraft.profiles.pooling import merge as merge_profiles
 from portadraft.profiles.reading import parse, read
 from portadraft.profiles.schema import Profile, as_document
 from portadraft.profiles.stores import open_store
-
-_FAILURES = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
-"""Of the machine, whatever is asked for."""
-_REASONS = {errno.EEXIST: "it is a file", errno.ENOENT: "it cannot be made"}
 
 
 def list_(store: str | None, as_json: bool) -> None:
@@ -167,7 +161,7 @@ def push(ids: Sequence[str], store: str | None, as_json: bool) -> None:
     documents = [profile.to_bytes() for profile in _of_user(ids)]
     if not documents:
         raise InvalidArgument(f"{user_folder().path}: it holds no profiles; make one with `portadraft tune`")
-    with _writing(f"store={url!r}", "a folder or URL that can be written to"):
+    with writing(f"store={url!r}", "a folder or URL that can be written to"):
         pushed = push_documents(open_store(url), documents, note=complain)
     if as_json:
         print(json.dumps({"store": url, "pushed": pushed}))
@@ -198,7 +192,7 @@ def merge(files: Sequence[Path], out: Path | None, store: str | None, as_json: b
         profiles = [profile for profile in loaded if profile is not None]
     merged = merge_profiles(profiles)
     folder = Folder(out) if out is not None else user_folder()
-    with _writing_own() if out is None else _writing(f"out={str(out)!r}", "a folder that can be written to"):
+    with writing_own() if out is None else writing(f"out={str(out)!r}", "a folder that can be written to"):
         ids = [folder.put(profile.to_bytes()) for profile in merged]
     if as_json:
         print(json.dumps({"read": len(profiles), "folder": str(folder.path), "merged": ids}))
@@ -208,7 +202,7 @@ def merge(files: Sequence[Path], out: Path | None, store: str | None, as_json: b
 
 def export(ids: Sequence[str], out: Path, as_json: bool) -> None:
     profiles = _of_user(ids)
-    with _writing(f"out={str(out)!r}", "a folder that can be written to"):
+    with writing(f"out={str(out)!r}", "a folder that can be written to"):
         written = [Folder(out).put(profile.to_bytes()) for profile in profiles]
     if as_json:
         print(json.dumps({"folder": str(out), "exported": written}))
@@ -218,7 +212,7 @@ def export(ids: Sequence[str], out: Path, as_json: bool) -> None:
 
 def import_(files: Sequence[Path], as_json: bool) -> None:
     profiles = [read(path) for path in files]  # all of them first, so that a broken one changes nothing
-    with _writing_own():
+    with writing_own():
         ids = list(dict.fromkeys(user_folder().put(profile.to_bytes()) for profile in profiles))
     if as_json:
         print(json.dumps({"folder": str(user_folder().path), "imported": ids}))
@@ -250,30 +244,6 @@ def _store(flag: str | None) -> str:
             f"{config_path()}"
         )
     return found[0]
-
-
-@contextlib.contextmanager
-def _writing(what: str, expected: str) -> Iterator[None]:
-    """Name what cannot be written to, and not the temporary file at which it was noticed.
-
-    Raises: InvalidArgument for what another argument mends; OSError where the machine failed.
-    """
-    try:
-        yield
-    except PortadraftError:
-        raise
-    except OSError as error:
-        if error.errno is None or error.errno in _FAILURES:
-            raise OSError(f"{what}: cannot be written to ({error.strerror or error})") from error
-        reason = _REASONS.get(error.errno, error.strerror)
-        raise InvalidArgument(f"{what}: cannot be written to ({reason}); expected {expected}") from error
-
-
-def _writing_own() -> contextlib.AbstractContextManager[None]:
-    home = os.environ.get("XDG_DATA_HOME")
-    named = f"XDG_DATA_HOME={home!r}: " if home else ""
-    expected = "one that can be written to: change its permissions, or name another place with XDG_DATA_HOME"
-    return _writing(f"{named}your folder {user_folder().path}", expected)
 
 
 def _existing(url: str) -> str:

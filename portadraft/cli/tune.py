@@ -17,6 +17,8 @@ from rich.status import Status
 from rich.table import Table
 
 from portadraft.cli.generate import drafter_name
+from portadraft.cli.guard import complain
+from portadraft.cli.writing import writing, writing_own
 from portadraft.errors import InvalidArgument
 
 _COLUMNS = ("drafter", "batch", "shape", "tokens/s", "±", "plain", "speedup", "tokens/step", "predicted", "time")
@@ -35,13 +37,10 @@ def seconds(text: str, name: str = "budget") -> float:
 
 def numbers(text: str, name: str = "batch_sizes") -> tuple[int, ...]:
     """ "1,2,4". name: of the option. Raises: InvalidArgument."""
-    try:
-        found = tuple(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 1:
-        raise InvalidArgument(f"{name}={text!r}: expected numbers of at least 1 with commas, such as 1,2,4,8")
-    return found
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch("0*[1-9][0-9]{0,8}", part) for part in parts):
+        raise InvalidArgument(f"{name}={text!r:.80}: expected numbers of at least 1 with commas, such as 1,2,4,8")
+    return tuple(dict.fromkeys(map(int, parts)))
 
 
 def main(
@@ -66,12 +65,15 @@ def main(
 
     config = TuneConfig(budget_s=seconds(budget), batch_sizes=numbers(batch_sizes), **options)
     if device_curve is not None:
+        if not device_curve:
+            raise InvalidArgument("device_curve='': expected a JSON file, or the name of a curve that comes with us")
         config = replace(config, device_curve=read_curve(Path(device_curve)))
     if plot is not None:
         from portadraft.tuner.plot import load_matplotlib, place
 
         load_matplotlib()
-        place(plot)
+        with writing(f"plot={str(plot)!r}", "a folder that can be written to"):
+            place(plot)
     if config.prompts is not None:
         from portadraft.tuner.recordings import read_prompts
 
@@ -84,16 +86,31 @@ def main(
         outcome = _planned(acceptance, config)
         document = _finish(None, outcome, force=False, plot=plot, as_json=as_json)
     else:
+        if config.device_curve is None:
+            _expect_to_store()
         loaded = _load(model, drafters, backend, device, dtype, console)
         with _Progress(console, quiet=as_json) as say:
             outcome, document = _tuned(loaded, replace(config, drafters=tuple(drafters)), say, force, plot, as_json)
-    failed = document.pop("failed", False)
+    failed, interrupted = document.pop("failed", False), outcome.interrupted
     if as_json:
         print(json.dumps(document))
     else:
         _show(outcome, document, console)
     if failed:
         raise OSError(f"no profile was stored: {document['stored'].removeprefix('nothing: ')}")
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _expect_to_store() -> None:
+    """Say before a minute of measuring that what it finds will not be kept."""
+    from portadraft.profiles.home import check_writable
+
+    try:
+        with writing_own():
+            check_writable()
+    except (OSError, InvalidArgument) as error:
+        complain(f"warning: what is found will be shown and not stored: {error}")
 
 
 def _load(model: str, drafters: Sequence[str], backend: str, device: str, dtype: str, console: Console) -> Any:
@@ -114,9 +131,16 @@ def _tuned(loaded: Any, config: Any, say: Any, force: bool, plot: Path | None, a
     from portadraft.tuner.run import Tuner
 
     ops, tuner = loaded.target.ops, Tuner(loaded, config, say)
-    outcome = tuner.prepare()
+    # Recording answers would disturb another one's measurements, too.
     with profiles.tuning_lock(profiles.this_machine(ops.name, ops.device)):
-        tuner.measure(outcome)
+        done = "no answers were recorded yet"
+        try:
+            outcome = tuner.prepare()
+            done = "no batch size was measured yet; what was recorded of the answers is kept for the next run"
+            tuner.measure(outcome)
+        except KeyboardInterrupt:
+            complain(f"interrupted: nothing is stored, since {done}")
+            raise
     return outcome, _finish(loaded, outcome, force=force, plot=plot, as_json=as_json)
 
 
@@ -144,10 +168,11 @@ def _finish(loaded: Any, outcome: Any, *, force: bool, plot: Path | None, as_jso
         )
     else:
         try:
-            for one in outcome.drafters:
-                document["profiles"].append(profiles.save(to_profile(loaded, outcome, one)))
+            with writing_own():
+                for one in outcome.drafters:
+                    document["profiles"].append(profiles.save(to_profile(loaded, outcome, one)))
             document["stored"] = f"{len(document['profiles'])} profile(s) in the user's folder"
-        except OSError as error:  # what took minutes to measure is shown all the same
+        except (OSError, InvalidArgument) as error:  # what took minutes to measure is shown all the same
             document["stored"] = f"nothing: {error}"
             document["failed"] = True
     if plot is not None:

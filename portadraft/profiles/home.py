@@ -36,6 +36,17 @@ def save(profile: Profile) -> str:
     return user_folder().put(profile.to_bytes())
 
 
+def check_writable() -> None:
+    """Raises: OSError where the user's folder of profiles cannot be written to; it is made where it is not there."""
+    folder = user_folder().path
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = folder / f".{os.getpid()}-{secrets.token_hex(6)}.tmp"
+    try:
+        scratch.touch(exist_ok=False)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
 def submitter() -> str:
     """A random name for this user on this machine, made once: it says which samples come from one source, not from
     whom.

@@ -166,8 +166,10 @@ class AcceptanceTable:
                 counts = {name: file.get_tensor(name).astype(np.int32) for name in _COUNTS}
             return AcceptanceTable._parse(head, counts)
         except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError, InvalidArgument) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)[:200]
             raise CorruptFile(
-                f"{path}: not an acceptance table ({str(error)[:200]}); delete it, and tuning makes it again"
+                f"{path}: not an acceptance table ({why}); expected one that `portadraft tune` stored, which makes it "
+                "again if it is not there"
             ) from None
 
     @staticmethod

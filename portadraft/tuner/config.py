@@ -9,6 +9,7 @@ from typing import Literal
 from portadraft.errors import InvalidArgument
 from portadraft.tuner.devices import DeviceCurve
 from portadraft.tuner.grid import Grid
+from portadraft.tuner.machine import DEFAULT_CONTEXT
 from portadraft.tuner.recordings import MAX_TOKENS
 
 
@@ -26,7 +27,7 @@ class TuneConfig:
     budget_s: float = 60.0
     batch_sizes: tuple[int, ...] = (1,)
     objective: Literal["latency", "throughput"] = "latency"
-    context: int = 200
+    context: int = DEFAULT_CONTEXT
     temperature: float = 0.0
     seed: int = 0
     prompts: Path | None = None

@@ -15,6 +15,9 @@ from portadraft.core.types import BeamShape
 from portadraft.errors import InvalidArgument
 from portadraft.tuner.grid import Kind
 
+_MOST_MS = 1e18
+"""Far above any step, curves that go on past their last point included; infinities and NaN are not below it."""
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -28,8 +31,8 @@ class Curve:
     def __post_init__(self) -> None:
         if not self.at or len(self.at) != len(self.ms) or list(self.at) != sorted(set(self.at)):
             raise InvalidArgument(f"at={self.at!r}, ms={self.ms!r}: expected rising counts, each with a time")
-        if self.at[0] < 0 or any(not 0 <= x < 1e9 for x in self.ms):
-            raise InvalidArgument(f"ms={self.ms!r}: expected milliseconds of at least 0")
+        if self.at[0] < 0 or any(not 0 <= x < _MOST_MS for x in self.ms):
+            raise InvalidArgument(f"ms={self.ms!r:.200}: expected milliseconds from 0 to {_MOST_MS:g}")
 
     def __call__(self, count: float) -> float:
         at, ms = self.at, self.ms

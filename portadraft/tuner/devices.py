@@ -33,6 +33,20 @@ _MOST_BYTES = 4 << 20
 _SLOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 _LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+_LEAST_MS, _MOST_MS = 1e-3, 1e8
+"""Of a pass; below that it is a mistake of units rather than a device."""
+_MOST_DRAFT_MS = 1e5
+MOST_ROUNDS = 400
+"""Of a search on a device that is not here: its time costs nothing, but ours goes on."""
+_FIELDS = {
+    "": ("name", "origin", "dtype", "batch", "context", "check", "draft", "roofline"),
+    "check": ("slots", "ms"),
+    "draft": ("base_ms", "per_length_ms", "per_node_ms"),
+    "roofline": (
+        "bandwidth_gb_per_s", "tflop_per_s", "model_gb", "cache_mb_per_token", "context", "drafter_gb", "launch_ms",
+        "bytes_per_weight",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,14 +80,19 @@ def read_curve(path: Path) -> DeviceCurve:
     if not path.exists() and str(path) in shipped():
         return _shipped()[str(path)]
     if not path.is_file():
+        what = "not a file" if path.exists() else "no such file"
         raise ModelNotFound(
-            f"device_curve={str(path)!r}: no such file; expected JSON as docs/tuning.md describes it, or one of "
+            f"device_curve={str(path)!r}: {what}; expected JSON as docs/tuning.md describes it, or one of "
             f"{', '.join(shipped())}"
         )
-    if path.stat().st_size > _MOST_BYTES:
-        raise InvalidArgument(f"device_curve={str(path)!r}: {path.stat().st_size} bytes; expected a few kilobytes")
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InvalidArgument(f"device_curve={str(path)!r}: {path.stat().st_size} bytes; expected a few kilobytes")
         document = json.loads(path.read_text("utf-8"))
+    except InvalidArgument:
+        raise
+    except OSError as error:
+        raise InvalidArgument(f"device_curve={str(path)!r}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"device_curve={str(path)!r}: not JSON ({str(error)[:80]})") from None
     return parse_curve(document, str(path))
@@ -83,22 +102,27 @@ def parse_curve(document: Any, where: str = "device curve") -> DeviceCurve:
     """From the parsed JSON. Raises: InvalidArgument, naming the field."""
     if not isinstance(document, dict):
         raise InvalidArgument(f"{where}: {type(document).__name__}; expected an object (name; check or roofline)")
+    _known(document, "", where)
     name, origin = _text(document, "name", where), _text(document, "origin", where, "a file")
     dtype = _text(document, "dtype", where, "")
     if "roofline" in document:
-        return roofline(name, _numbers(document["roofline"], f"{where}: roofline"), dtype)
+        if beside := sorted({"check", "draft", "batch", "context"} & document.keys()):
+            raise InvalidArgument(
+                f"{where}: roofline beside {', '.join(beside)}; expected check and draft (what was measured), or "
+                "roofline (a guess): remove one"
+            )
+        return roofline(name, _numbers(document["roofline"], "roofline", where), dtype, where)
     batch = int(_number(document.get("batch", 1), f"{where}: batch", 1, 65536))
     context = int(_number(document.get("context", 0), f"{where}: context", 0, 1e9))
     check, draft = document.get("check"), document.get("draft", {})
     if not isinstance(check, dict) or not isinstance(check.get("slots"), list) or not isinstance(check.get("ms"), list):
         raise InvalidArgument(f'{where}: check={check!r:.60}; expected {{"slots": [1, …], "ms": […]}}')
+    _known(check, "check", where)
     slots = [int(_number(x, f"{where}: check.slots", 1, 65536)) for x in check["slots"][:4096]]
-    ms = [_number(x, f"{where}: check.ms", 0, 1e8) for x in check["ms"][:4096]]
+    ms = [_number(x, f"{where}: check.ms", _LEAST_MS, _MOST_MS) for x in check["ms"][:4096]]
     if len(slots) != len(ms) or slots != sorted(set(slots)) or not slots or slots[0] != 1:
         raise InvalidArgument(f"{where}: check: expected rising slots from 1 on, each with its milliseconds")
-    if min(ms) <= 0:
-        raise InvalidArgument(f"{where}: check.ms: expected milliseconds above 0")
-    parts = _numbers(draft, f"{where}: draft")
+    parts = _numbers(draft, "draft", where, _MOST_DRAFT_MS)
     curve = _draft(parts.get("base_ms", 0.0), parts.get("per_length_ms", 0.0), parts.get("per_node_ms", 0.0))
     costs = Costs(batch, context, Curve(tuple(slots), tuple(ms)), curve)
     return DeviceCurve(name, origin, dtype, {batch: costs})
@@ -108,7 +132,7 @@ def _draft(base: float, per_length: float, per_node: float) -> dict[int, Curve]:
     return {w: Curve(_LENGTHS, tuple(base + per_length * n + per_node * w * n for n in _LENGTHS)) for w in _WIDTHS}
 
 
-def roofline(name: str, numbers: Mapping[str, float], dtype: str = "") -> DeviceCurve:
+def roofline(name: str, numbers: Mapping[str, float], dtype: str = "", where: str = "device curve") -> DeviceCurve:
     """A guess from a data sheet: a pass takes the longer of reading the weights and computing the slots.
 
     numbers: bandwidth_gb_per_s, tflop_per_s (that the model really gets), model_gb (weights), and, 0 where left out,
@@ -116,7 +140,7 @@ def roofline(name: str, numbers: Mapping[str, float], dtype: str = "") -> Device
     """
     for key in ("bandwidth_gb_per_s", "tflop_per_s", "model_gb"):
         if not numbers.get(key, 0) > 0:
-            raise InvalidArgument(f"roofline: {key}={numbers.get(key)!r}; expected a number above 0")
+            raise InvalidArgument(f"{where}: roofline: {key}={numbers.get(key)!r}; expected a number above 0")
     bandwidth, flops = numbers["bandwidth_gb_per_s"], numbers["tflop_per_s"] * 1e12
     model, drafter = numbers["model_gb"], numbers.get("drafter_gb", 0.0)
     weight = numbers.get("bytes_per_weight", 2.0) or 2.0
@@ -127,6 +151,13 @@ def roofline(name: str, numbers: Mapping[str, float], dtype: str = "") -> Device
         compute = 2 * gigabytes * 1e9 / weight * rows / flops
         return 1000 * max(read, compute) + launch
 
+    if not _LEAST_MS <= (plain := ms(model, 0, 1)) <= _MOST_MS:
+        raise InvalidArgument(
+            f"{where}: roofline: a plain step would take {plain:.3g} ms; expected {_LEAST_MS:g} to {_MOST_MS:g}: check "
+            "the units"
+        )
+    if drafter > model:
+        raise InvalidArgument(f"{where}: roofline: drafter_gb={drafter:g}; expected less than model_gb={model:g}")
     costs = {}
     for batch in (1, 2, 4, 8, 16, 32, 64, 128):
         cache = batch * context * numbers.get("cache_mb_per_token", 0.0) / 1000
@@ -154,10 +185,18 @@ def _number(value: Any, where: str, low: float, high: float) -> float:
     return float(value)
 
 
-def _numbers(value: Any, where: str) -> dict[str, float]:
+def _numbers(value: Any, section: str, where: str, most: float = 1e9) -> dict[str, float]:
     if not isinstance(value, dict):
-        raise InvalidArgument(f"{where}: {value!r:.40}; expected an object of numbers")
-    return {str(k)[:40]: _number(v, f"{where}.{str(k)[:40]}", 0, 1e9) for k, v in list(value.items())[:64]}
+        raise InvalidArgument(f"{where}: {section}: {value!r:.40}; expected an object of numbers")
+    _known(value, section, where)
+    return {name: _number(number, f"{where}: {section}.{name}", 0, most) for name, number in value.items()}
+
+
+def _known(found: Mapping[str, Any], section: str, where: str) -> None:
+    """A mistyped name would be 0, or not there, without a word."""
+    if unknown := [name for name in found if name not in _FIELDS[section]]:
+        name = f"{section}.{unknown[0]}" if section else unknown[0]
+        raise InvalidArgument(f"{where}: {name:.60}: there is no such field; expected {', '.join(_FIELDS[section])}")
 
 
 def _text(document: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:

@@ -21,6 +21,7 @@ from portadraft.core.tree import pack_beam
 from portadraft.core.types import Array, Beam, BeamShape, Verdict, Verified
 from portadraft.errors import InvalidArgument, OutOfMemory
 
+DEFAULT_CONTEXT = 200
 GROWTH = 192
 """Tokens that a row grows by before it is replaced by another prompt."""
 _LEAST_GROWTH = 24
@@ -61,6 +62,23 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = f"{type(error).__name__} {error}".lower()
     return isinstance(error, RuntimeError) and any(part in text for part in _MEMORY_RAN_OUT)
+
+
+def check_context(context: int, limit: int | None) -> None:
+    """Whether steps can be measured behind a context of that many tokens. The default is brought to what a model has
+    room for; another one is what somebody asked for.
+
+    Raises: InvalidArgument.
+    """
+    if limit is None:
+        return
+    if limit <= 3 * _LEAST_GROWTH:
+        raise InvalidArgument(
+            f"model: its context of {limit} tokens leaves no room to measure steps in; expected more than "
+            f"{3 * _LEAST_GROWTH}"
+        )
+    if context >= limit and context != DEFAULT_CONTEXT:
+        raise InvalidArgument(f"context={context!r}: the model's context is {limit}; expected fewer tokens")
 
 
 class _Switch(StatelessDrafter):

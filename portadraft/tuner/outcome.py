@@ -36,13 +36,14 @@ class DrafterResult:
 
 @dataclass
 class Outcome:
-    """All of a run. best: the drafter that wins. notes: for people."""
+    """All of a run. best: the drafter that wins. notes: for people. stopped: by Ctrl-C, wherever that was."""
 
     model: str
     config: TuneConfig
     drafters: list[DrafterResult]
     run: str
     notes: list[str] = field(default_factory=list)
+    stopped: bool = False
 
     @property
     def best(self) -> DrafterResult:
@@ -56,7 +57,7 @@ class Outcome:
 
     @property
     def interrupted(self) -> bool:
-        return any(r.interrupted for d in self.drafters for r in d.results)
+        return self.stopped or any(r.interrupted for d in self.drafters for r in d.results)
 
     @property
     def recommended_batch_size(self) -> int | None:

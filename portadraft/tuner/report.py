@@ -33,7 +33,8 @@ def to_profile(model: Model, outcome: Outcome, one: DrafterResult) -> Profile:
     config, facts, ops = outcome.config, model.target.facts, model.target.ops
     who = profiles.submitter()
     return Profile(
-        origin="predicted" if config.predict_only else "measured",
+        # On a device so slow that the budget holds no round, the prediction stands as it is.
+        origin="measured" if all(r.measured for r in one.results) else "predicted",
         created=now(),
         machine=profiles.this_machine(ops.name, ops.device),
         software=profiles.this_software(ops.name),

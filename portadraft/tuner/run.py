@@ -14,18 +14,19 @@ from portadraft.drafters import select
 from portadraft.errors import InvalidArgument
 from portadraft.tuner.acceptance import AcceptanceTable, Origin, make_table
 from portadraft.tuner.config import TuneConfig
-from portadraft.tuner.devices import SimulatedMachine
+from portadraft.tuner.devices import MOST_ROUNDS, SimulatedMachine
 from portadraft.tuner.fit import measure_costs
+from portadraft.tuner.fitting import fitted
 from portadraft.tuner.grid import Grid, Kind
-from portadraft.tuner.machine import LiveMachine, Machine, is_out_of_memory
+from portadraft.tuner.machine import LiveMachine, Machine, check_context, is_out_of_memory
 from portadraft.tuner.measure import Disturbance
 from portadraft.tuner.memory import free_bytes, need_bytes
 from portadraft.tuner.outcome import DrafterResult, Outcome, predicted
 from portadraft.tuner.predict import predict
-from portadraft.tuner.recordings import Prompt, Recording, built_in, prompts_id, read_prompts, record
+from portadraft.tuner.recordings import Recording, built_in, prompts_id, read_prompts, record
 from portadraft.tuner.search import Search
 from portadraft.tuner.surrogate import load_process
-from portadraft.tuner.tables import find_table, store_table
+from portadraft.tuner.tables import find_table, store_table, user_tables
 
 if TYPE_CHECKING:
     from portadraft.api import Model
@@ -46,17 +47,15 @@ class Tuner:
     def __init__(self, model: Model, config: TuneConfig, say: Say = lambda text: None) -> None:
         self.model, self.config, self.say = model, config, say
         self.target = model.target
-        prompts = built_in() if config.prompts is None else read_prompts(config.prompts)
-        self.prompts: list[Prompt] = prompts
-        self.ids = [model.codec.encode_prompt(p.text) for p in prompts]
         limit = self.target.facts.context_limit
-        if limit is not None and max(map(len, self.ids)) + config.max_tokens > limit:
-            raise InvalidArgument(
-                f"prompts: the longest has {max(map(len, self.ids))} tokens, which leaves less than "
-                f"{config.max_tokens} of the model's context of {limit}; pass shorter prompts or a smaller max_tokens"
-            )
-        if limit is not None and config.context >= limit:
-            raise InvalidArgument(f"context={config.context!r}: the model's context is {limit}; expected fewer tokens")
+        check_context(config.context, limit)
+        prompts = built_in() if config.prompts is None else read_prompts(config.prompts)
+        ids = [model.codec.encode_prompt(p.text) for p in prompts]
+        fit = fitted(prompts, ids, config.max_tokens, limit, built_in=config.prompts is None)
+        self.prompts, self.ids, self.max_tokens = fit.prompts, fit.ids, fit.max_tokens
+        self.notes = [] if fit.note is None else [fit.note]
+        for note in self.notes:
+            say(note)
         self._recordings: list[Recording] | None = None
 
     def run(self) -> Outcome:
@@ -71,7 +70,7 @@ class Tuner:
         config = self.config
         if not config.predict_only:
             load_process()
-        outcome = Outcome(self.model.name, config, [], secrets.token_hex(8))
+        outcome = Outcome(self.model.name, config, [], secrets.token_hex(8), self.notes)
         for name in config.drafters:
             selected = self.model.drafter_for(name)
             if selected.drafter is None:
@@ -97,6 +96,7 @@ class Tuner:
                     if one.results and one.results[-1].interrupted:
                         raise KeyboardInterrupt
         except KeyboardInterrupt:
+            outcome.stopped = True
             outcome.notes.append("interrupted: this is what was found so far")
             if not any(d.results for d in outcome.drafters):
                 raise
@@ -123,7 +123,7 @@ class Tuner:
             drafter=name,
             drafter_id=str(getattr(drafter, "id", "")),
             weights_id=facts.weights_id,
-            prompts=prompts_id(self.prompts, config.max_tokens),
+            prompts=prompts_id(self.prompts, self.max_tokens),
             temperature=config.temperature,
             seed=config.seed,
         )
@@ -145,7 +145,8 @@ class Tuner:
             try:
                 self.say(f"acceptance of {name}: stored in {store_table(table, folder)}")
             except OSError as error:
-                self.say(f"acceptance of {name}: not stored ({error})")
+                why = f"{user_tables()} cannot be written to ({error.strerror or error})"
+                self.notes.append(f"acceptance of {name}: not stored, so the next run makes it again: {why}")
         return table
 
     def recordings(self) -> list[Recording]:
@@ -156,7 +157,7 @@ class Tuner:
                 self.target,
                 self.ids,
                 categories=[p.category for p in self.prompts],
-                max_tokens=config.max_tokens,
+                max_tokens=self.max_tokens,
                 temperature=config.temperature,
                 seed=config.seed,
                 end_tokens=self.model.codec.end_tokens,
@@ -222,7 +223,10 @@ class Tuner:
             return
         left = max(config.budget_s - (clock() - start), 0.1)
         search = Search(machine, prediction, left, clock, disturbance, self.say)
+        search.most_rounds = MOST_ROUNDS if isinstance(machine, SimulatedMachine) else None
         result = search.run(config.exhaustive)
+        if result.interrupted and not result.measured:
+            raise KeyboardInterrupt  # not a single round: there is nothing to keep but a prediction
         result.seconds = clock() - start
         if timings.too_large is not None:
             result.too_large = min(timings.too_large, result.too_large or timings.too_large)

@@ -79,7 +79,10 @@ class Result:
 
 @dataclass
 class Search:
-    """One batch size's search on a machine. Run `run` once. turn: steps of a shape in a turn."""
+    """One batch size's search on a machine. Run `run` once.
+
+    turn: steps of a shape in a turn. most_rounds: after which the search ends though there is time left.
+    """
 
     machine: Machine
     prediction: Prediction
@@ -90,6 +93,7 @@ class Search:
     measured: list[Measured] = field(default_factory=list)
     too_large: int | None = None
     turn: int = STEPS
+    most_rounds: int | None = None
     _round: int = 0
     _known: tuple[int, NDArray[np.float64], NDArray[np.float64]] | None = None
     _end: float | None = None
@@ -155,7 +159,7 @@ class Search:
 
     def _search(self, shapes: Sequence[BeamShape], end: float) -> None:
         first = self._spread(shapes)
-        while shapes:
+        while shapes and (self.most_rounds is None or self._round < self.most_rounds):
             fitting = self._fitting(shapes)
             if not fitting.any():
                 return

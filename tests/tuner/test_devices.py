@@ -143,8 +143,19 @@ def test_a_roofline_is_flat_until_computing_takes_longer():
         ({"name": "x", "check": {"slots": [1, 2], "ms": [1, float("nan")]}}, "check.ms"),
         ({"name": "x", "check": {"slots": [1, 2], "ms": [1, 10**400]}}, "check.ms"),
         ({"name": "x", "check": {"slots": [1, 2], "ms": [1, float("inf")]}}, "check.ms"),
-        ({"name": "x", "check": {"slots": [1, 2], "ms": [1, 1e300]}}, "0 to 1e"),
-        ({"name": "x", "check": {"slots": [1, 2], "ms": [0, 1]}}, "above 0"),
+        ({"name": "x", "check": {"slots": [1, 2], "ms": [1, 1e300]}}, "0.001 to 1e"),
+        ({"name": "x", "check": {"slots": [1, 2], "ms": [0, 1]}}, "0.001 to 1e"),
+        ({"name": "x", "check": {"slots": [1, 2], "ms": [1e-308, 1]}}, "check.ms: 1e-308; expected 0.001 to"),
+        ({"name": "x", "check": {"slots": [1], "ms": [1]}, "draft": {"base_ms": 1e9}}, "draft.base_ms: .* 0 to 1"),
+        ({"name": "x", "check": {"slots": [1], "ms": [1]}, "draft": {"bas_ms": 1}}, "draft.bas_ms: there is no such"),
+        ({"name": "x", "check": {"slots": [1], "ms": [1], "unit": "s"}}, "check.unit: there is no such field"),
+        ({"name": "x", "chek": {"slots": [1], "ms": [1]}}, "chek: there is no such field; expected name"),
+        ({"name": "x", "check": {"slots": [1], "ms": [1]}, "roofline": ROOFLINE}, "roofline beside check"),
+        ({"name": "x", "draft": {}, "batch": 4, "roofline": ROOFLINE}, "roofline beside batch, draft"),
+        ({"name": "x", "roofline": {**ROOFLINE, "model_gb": 1e-9}}, "would take 2.5e-09 ms; .* check the units"),
+        ({"name": "x", "roofline": {**ROOFLINE, "bandwidth_gb_per_s": 1e-9}}, "would take 1.35e.13 ms"),
+        ({"name": "x", "roofline": {**ROOFLINE, "drafter_gb": 400}}, "drafter_gb=400; expected less than model_gb"),
+        ({"name": "x", "roofline": {**ROOFLINE, "bandwith": 1}}, "roofline.bandwith: there is no such field"),
         ({"name": "x", "check": {"slots": [1], "ms": [1]}, "batch": True}, "batch"),
         ({"name": "x", "check": {"slots": [1], "ms": [1]}, "draft": [1]}, "draft"),
         ({"name": "x", "roofline": {"model_gb": 1}}, "bandwidth_gb_per_s"),
@@ -156,7 +167,14 @@ def test_a_wrong_curve_is_named(document, message):
         parse_curve(document)
 
 
+def test_the_steepest_curve_goes_on_to_the_largest_batch():
+    curve = parse_curve({"name": "x", "check": {"slots": [1, 2], "ms": [0.001, 1e8]}})
+    assert curve.at(4096).plain_ms == pytest.approx(4095e8, rel=1e-3)
+
+
 def test_files_that_are_no_curves(tmp_path):
+    with pytest.raises(ModelNotFound, match="not a file; expected JSON"):
+        read_curve(tmp_path)
     with pytest.raises(ModelNotFound, match="apple-m2"):
         read_curve(tmp_path / "none.json")
     for text in ("{", "[" * 100_000, ""):

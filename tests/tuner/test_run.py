@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -30,13 +31,16 @@ from portadraft.profiles.home import user_folder
 from portadraft.tuner import memory
 from portadraft.tuner.acceptance import AcceptanceTable
 from portadraft.tuner.config import TuneConfig
-from portadraft.tuner.devices import read_curve
+from portadraft.tuner.devices import MOST_ROUNDS, SimulatedMachine, parse_curve, read_curve
+from portadraft.tuner.fitting import fitted
 from portadraft.tuner.grid import Grid
 from portadraft.tuner.machine import LiveMachine, is_out_of_memory
 from portadraft.tuner.measure import Disturbance
-from portadraft.tuner.recordings import read_prompts
+from portadraft.tuner.plan import plan
+from portadraft.tuner.recordings import Prompt, read_prompts
 from portadraft.tuner.report import as_dict, to_profile
 from portadraft.tuner.run import Tuner
+from portadraft.tuner.search import SCORE_ROUNDS
 from tests.test_api import save_drafter, save_model
 from tests.tuner import synthetic
 
@@ -107,6 +111,9 @@ def test_from_nothing_to_a_profile_and_again(model: Any, place: Path) -> None:
     assert stored.acceptance
     assert as_dict(outcome)["best_drafter"] == "redrafter"
 
+    one.results[1].measured = []  # as on a device so slow that the budget held no round
+    assert to_profile(model, outcome, one).origin == "predicted"
+
     lines.clear()
     Tuner(model, config(place), lines.append).prepare()
     assert not any("recording" in line or "replaying" in line for line in lines)
@@ -144,6 +151,62 @@ def test_interrupted_it_keeps_what_was_found(model: Any, place: Path, monkeypatc
     assert not any("kept" in note for note in outcome.notes)  # whether it is stored is said elsewhere
     assert to_profile(model, outcome, outcome.best).batches
     assert model.target.lengths == ()  # the rows are let go
+
+
+@pytest.mark.parametrize("moment", ["first round", "costs of the second batch size"])
+def test_interrupted_at_other_moments(moment: str, model: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prediction alone is nothing found; a batch size that was done is kept, and the outcome says that it stopped."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    curve = read_curve(Path("apple-m1-max-vicuna-7b-float16"))
+    tuner = Tuner(model, config(place, device_curve=curve, budget_s=30, batch_sizes=(1, 2)))
+    if moment == "first round":
+        monkeypatch.setattr(SimulatedMachine, "steps", stop)
+        with pytest.raises(KeyboardInterrupt):
+            tuner.run()
+        return
+    real = SimulatedMachine.check_ms
+    monkeypatch.setattr(SimulatedMachine, "check_ms", lambda self, *of: stop() if self.batch == 2 else real(self, *of))
+    outcome = tuner.run()
+    assert [r.batch for r in outcome.best.results] == [1]
+    assert outcome.interrupted and as_dict(outcome)["interrupted"]
+
+
+@pytest.mark.parametrize("after", [0, 1, 6])
+def test_the_command_interrupted(after: int, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While recording; in the first turn of the search; when rounds are there, which are stored and shown."""
+    real, calls = LiveMachine.steps, 0
+
+    def steps(self: LiveMachine, shape: BeamShape | None, count: int) -> Any:
+        nonlocal calls
+        calls += count > 1
+        if calls >= after and count > 1:
+            raise KeyboardInterrupt
+        return real(self, shape, count)
+
+    monkeypatch.setattr(LiveMachine, "steps", steps)
+    if not after:
+        monkeypatch.setattr(Tuner, "recordings", steps_of_nobody)
+    result = run(
+        "--model", str(place / "model"), "--drafter", "lookup", "--budget", "9s", "--dtype", "float32", "-n", "16",
+        "--prompts", str(place / "prompts.jsonl"), "--context", "20", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 130
+    if after == 6:
+        document = json.loads(result.stdout)
+        assert document["interrupted"] and document["stored"].startswith("1 profile")
+        assert user_folder().ids() == document["profiles"]
+    else:
+        assert result.stdout == ""
+        reason = "no batch size was measured yet" if after else "no answers were recorded yet"
+        assert f"interrupted: nothing is stored, since {reason}" in result.stderr
+        assert user_folder().ids() == []
+
+
+def steps_of_nobody(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_several_drafters_the_fastest_is_named(model: Any, place: Path) -> None:
@@ -209,6 +272,40 @@ def test_plain_decoding_has_nothing_to_tune(model: Any, place: Path) -> None:
 def test_prompts_that_leave_no_room_are_refused(model: Any, place: Path) -> None:
     with pytest.raises(InvalidArgument, match="pass shorter prompts"):
         Tuner(model, config(place, max_tokens=2048))
+
+
+def test_a_small_context_is_tuned_with_what_fits(place: Path, tmp_path: Path) -> None:
+    """The built-in prompts are cut, the user's left out, and both is said; a context for no step is refused."""
+    save_model(tmp_path / "256", max_position_embeddings=256)
+    small = portadraft.load(tmp_path / "256", dtype="float32", device="cpu", drafter="lookup")
+    tuner = Tuner(small, TuneConfig())
+    whole = [small.codec.encode_prompt(p.text) for p in tuner.prompts]
+    assert len(tuner.ids) == 30 and max(map(len, whole)) > 256 and max(map(len, tuner.ids)) == 128
+    assert all(cut == one[-128:] for cut, one in zip(tuner.ids, whole, strict=True))
+    lines = [json.dumps({"prompt": "x" * n}) for n in (20, 250, 30)]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines), "utf-8")
+    few = TuneConfig(prompts=tmp_path / "p.jsonl", max_tokens=8, predict_only=True, budget_s=0.3, grid=GRID)
+    outcome = Tuner(small, few).run()
+    assert any("1 of 3 prompts are left out" in note for note in outcome.notes)
+    assert len(outcome.best.table.categories) == 2
+    save_model(tmp_path / "64", max_position_embeddings=64)
+    with pytest.raises(InvalidArgument, match="context of 64 tokens leaves no room to measure"):
+        Tuner(portadraft.load(tmp_path / "64", dtype="float32", device="cpu"), TuneConfig())
+
+
+def test_fitting() -> None:
+    prompts, ids = [Prompt("a"), Prompt("b")], [[1, 2, 3], list(range(50))]
+    assert fitted(prompts, ids, 50, 100, built_in=True).note is None
+    assert fitted(prompts, ids, 128, None, built_in=True).max_tokens == 128
+    cut = fitted(prompts, ids, 128, 80, built_in=True)
+    assert (cut.ids, cut.max_tokens, cut.prompts) == ([[1, 2, 3], list(range(10, 50))], 40, prompts)
+    assert (
+        cut.note is not None and "1 of the 2 built-in prompts are cut to 40 tokens, answers have at most 40" in cut.note
+    )
+    left = fitted(prompts, ids, 60, 80, built_in=False)
+    assert (left.ids, left.max_tokens, left.prompts) == ([[1, 2, 3]], 60, prompts[:1])
+    with pytest.raises(InvalidArgument, match="leaves no room for a prompt"):
+        fitted(prompts, ids, 60, 8, built_in=True)
 
 
 # this machine
@@ -389,7 +486,16 @@ def test_what_cannot_be_stored_is_shown_all_the_same(place: Path, home: Path) ->
     document = json.loads(result.stdout)
     assert document["drafters"][0]["batches"][0]["plain_tokens_per_s"] > 0
     assert document["profiles"] == []
-    assert "no profile was stored" in result.stderr
+    assert (
+        any(note.startswith("acceptance of redrafter: ") for note in document["notes"]) is False
+    )  # beside the drafter
+    folder = user_folder().path
+    warning, error = result.stderr.splitlines()[0], result.stderr.splitlines()[-1]
+    assert warning.startswith("portadraft: warning: what is found will be shown and not stored: ")
+    assert "no profile was stored" in error
+    for text in (warning, error, document["stored"]):
+        assert f"your folder {folder}: cannot be written to (Not a directory); expected one that can be" in text
+        assert "Errno" not in text
 
 
 def test_drafters_are_named_as_generate_names_them(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
@@ -402,6 +508,18 @@ def test_drafters_are_named_as_generate_names_them(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("portadraft.api.load", load)
     run("--model", str(place / "model"), "--drafter", "both")
     assert asked == ["redrafter+lookup"]
+
+
+def test_an_absurd_budget_of_a_fast_device_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulated minute of steps of a microsecond is days of ours."""
+    assert MOST_ROUNDS < 1000
+    monkeypatch.setattr("portadraft.tuner.plan.MOST_ROUNDS", 4)
+    synthetic.table(grid=GRID).save(tmp_path / "t.safetensors")
+    fast = parse_curve({"name": "fast", "check": {"slots": [1, 32], "ms": [0.001, 0.002]}})
+    outcome = plan(tmp_path / "t.safetensors", TuneConfig(budget_s=3600, device_curve=fast))
+    (r,) = outcome.best.results
+    assert 4 <= max(m.round for m in r.measured) <= 4 + SCORE_ROUNDS
+    assert math.isfinite(r.tokens_per_s)
 
 
 def test_planning_needs_no_model(tmp_path: Path) -> None:
@@ -434,6 +552,12 @@ def test_prompts_are_read_before_a_model_is_loaded(tmp_path: Path, monkeypatch: 
         (("--budget", "soon"), "budget='soon'"),
         (("--budget", "0s"), "budget='0s'"),
         (("--batch-sizes", "1,x"), "batch_sizes='1,x'"),
+        (("--batch-sizes", "1,,2"), "batch_sizes='1,,2'"),
+        (("--batch-sizes", ""), "batch_sizes=''"),
+        (("--device-curve", ""), "device_curve=''"),
+        (("--device-curve", "apple-m2-vicuna-7b-float16", "--acceptance", "none"), "acceptance='none': no such file"),
+        (("--device-curve", "apple-m2-vicuna-7b-float16", "--acceptance", "/"), "acceptance='/': not a file"),
+        (("--plot", "/dev/null"), "plot='/dev/null': cannot be written to (it is a file)"),
         (("--device-curve", "no-such"), "no-such"),
         (("--acceptance", "x.safetensors"), "--device-curve"),
         (("--objective", "fun"), "objective='fun'"),
