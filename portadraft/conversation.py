@@ -45,6 +45,8 @@ class Chat:
                 f"model={model.name!r}: it has no chat template, so it cannot tell turns apart; call generate "
                 "with raw=True"
             )
+        # What an iterator gives is there for every turn.
+        options = {name: list(value) if isinstance(value, Iterator) else value for name, value in options.items()}
         _check(model, options)
         if system is not None and not isinstance(system, str):
             raise InvalidArgument(f"system={system!r}: expected a string")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from portadraft.core.rejection import Acceptance
 from portadraft.core.sampling import Sampling, row_seed
-from portadraft.core.scalars import as_flag, as_integer, as_number
+from portadraft.core.scalars import as_flag, as_integer, as_items, as_number
 from portadraft.errors import InvalidArgument, UnknownOption
 from portadraft.prefix import PrefixCache
 from portadraft.stopping import check_stops
@@ -71,8 +71,15 @@ def parse(options: Mapping[str, Any], prompts: int, batch: bool, codec: TextCode
     """
     check_names(options)
     sampling, seeds = _sampling(options, prompts, batch, codec)
+    max_tokens = _max_tokens(options.get("max_tokens"))
+    if sampling.min_tokens > max_tokens:
+        default = "" if options.get("max_tokens") is not None else ", as nothing else was asked for"
+        raise InvalidArgument(
+            f"min_tokens={sampling.min_tokens}: expected at most max_tokens, which is {max_tokens}{default}; "
+            "raise that, or pass end_tokens=[] for answers that only max_tokens ends"
+        )
     return Options(
-        max_tokens=_max_tokens(options.get("max_tokens")),
+        max_tokens=max_tokens,
         raw=_flag("raw", options.get("raw")),
         stop=check_stops(options.get("stop")),
         sampling=sampling,
@@ -111,15 +118,16 @@ def _sampling(
     if "banned" in values:
         values["banned"] = _banned(values["banned"], codec)
     seed = options.get("seed")
-    if isinstance(seed, Sequence) and not isinstance(seed, (str, bytes)):
-        if len(seed) != prompts or not batch:
-            given = f"a list of {len(seed)}"
+    seeds = as_items(seed)
+    if seeds is not None:
+        if len(seeds) != prompts or not batch:
+            given = f"a list of {len(seeds)}"
             raise InvalidArgument(
                 f"seed: {given} for {prompts} prompts; expected one for each of them"
                 if batch
                 else f"seed: {given} for one prompt; expected an integer"
             )
-        return Sampling(**values), tuple(Sampling(seed=one).seed for one in seed)
+        return Sampling(**values), tuple(Sampling(seed=one).seed for one in seeds)
     if seed is not None:
         values["seed"] = seed
     sampling = Sampling(**values)
@@ -133,7 +141,7 @@ def _model_defaults(sampling: Any, codec: TextCodec) -> dict[str, Any]:
     """What the model's generation config recommends, where `sampling="model"` asks for it."""
     if sampling is None:
         return {}
-    if sampling != "model":
+    if not isinstance(sampling, str) or sampling != "model":
         raise InvalidArgument(f"sampling={sampling!r}: expected 'model' (what the model's files recommend), or None")
     config = codec.generation_config
     found = {name: getattr(config, name, None) for name in _OF_MODELS}
@@ -147,15 +155,15 @@ def _model_defaults(sampling: Any, codec: TextCodec) -> dict[str, Any]:
 
 def _banned(banned: Any, codec: TextCodec) -> tuple[int, ...]:
     """Ids and strings that are never to be chosen, as ids."""
-    items = [banned] if isinstance(banned, str) or as_integer(banned) is not None else banned
-    if not isinstance(items, (Sequence, set, frozenset)):
-        raise InvalidArgument(f"banned={banned!r}: expected token ids, or strings of one token each, or a list of them")
+    items = [banned] if isinstance(banned, str) or as_integer(banned) is not None else as_items(banned)
+    if items is None:
+        raise InvalidArgument(f"banned={banned!r:.60}: expected token ids or strings of one token, or a list of them")
     out = []
     for item in items:
         if isinstance(item, str):
             out.append(codec.token_of(item, "banned"))
-        elif hasattr(item, "__index__") and not isinstance(item, bool):
-            out.append(item.__index__())
+        elif (token := as_integer(item)) is not None:
+            out.append(token)
         else:
             raise InvalidArgument(f"banned: {item!r}; expected a token id or a string of one token")
     return tuple(dict.fromkeys(out))
@@ -185,12 +193,11 @@ def _flag(name: str, value: Any) -> bool:
 def _end_tokens(value: Any, codec: TextCodec) -> frozenset[int]:
     if value is None:
         return codec.end_tokens
-    items = [value] if as_integer(value) is not None else value
-    good = isinstance(items, Iterable) and not isinstance(items, (str, bytes, Mapping))
-    ids = list(items) if good else []
-    if not good or not all(hasattr(i, "__index__") and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise InvalidArgument(f"end_tokens={value!r}: expected token ids; None takes those that the model's files name")
-    return frozenset(i.__index__() for i in ids)
+    items = [value] if as_integer(value) is not None else as_items(value)
+    ids = None if items is None else [as_integer(item) for item in items]
+    if ids is None or any(token is None or token < 0 for token in ids):
+        raise InvalidArgument(f"end_tokens={value!r:.60}: expected token ids; None takes those of the model's files")
+    return frozenset(token for token in ids if token is not None)
 
 
 def _logprobs(value: Any) -> int | None:
@@ -207,12 +214,12 @@ def _logprobs(value: Any) -> int | None:
 
 
 def _acceptance(value: Any) -> Acceptance:
-    if value not in (None, "match", "rejection"):
+    if value is not None and not (isinstance(value, str) and value in ("match", "rejection")):
         raise InvalidArgument(
             f"acceptance={value!r}: expected 'match' (the text that plain decoding gives) or 'rejection' (the rule of "
             "Leviathan et al., for comparison)"
         )
-    return value or "match"
+    return "rejection" if value == "rejection" else "match"
 
 
 def _timeout(value: Any) -> float | None:

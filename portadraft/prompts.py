@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from portadraft.core.requests import Request
+from portadraft.core.scalars import as_integer, as_items
 from portadraft.core.target import TargetFacts
 from portadraft.errors import InvalidArgument
 from portadraft.text import TextCodec
@@ -17,10 +18,10 @@ Prompt: TypeAlias = str | Sequence[Message] | Sequence[int]
 
 
 def is_ids(prompt: Any) -> bool:
-    """Whether a sequence is token ids; what can be turned into an index (numpy's integers too) is one."""
+    """Whether a sequence is token ids, of whatever library's integers."""
     if isinstance(prompt, (str, bytes)) or len(prompt) == 0:
         return False
-    return all(hasattr(x, "__index__") and not isinstance(x, bool) for x in prompt)
+    return all(as_integer(x) is not None for x in prompt)
 
 
 def _is_messages(prompt: Any) -> bool:
@@ -34,6 +35,7 @@ def split_prompts(prompt: Any) -> tuple[bool, list[Any]]:
     """
     if isinstance(prompt, str):
         return False, [prompt]
+    prompt = _without_arrays(prompt)
     if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
         raise InvalidArgument(
             f"prompt: {type(prompt).__name__}; expected a string, chat messages, token ids, or a list of these"
@@ -42,13 +44,35 @@ def split_prompts(prompt: Any) -> tuple[bool, list[Any]]:
         raise InvalidArgument("prompt=[]: a batch of no prompts; expected at least one")
     if is_ids(prompt) or _is_messages(prompt):
         return False, [prompt]
+    prompt = [_without_arrays(one, f" #{i} (counting from 0)") for i, one in enumerate(prompt)]
     for i, one in enumerate(prompt):
         if not (isinstance(one, str) or (isinstance(one, Sequence) and (is_ids(one) or _is_messages(one)))):
             raise InvalidArgument(
                 f"prompt #{i} (counting from 0) is {one!r:.60}; expected a non-empty string, list of chat messages, "
                 "or list of token ids"
             )
-    return True, list(prompt)
+    return True, prompt
+
+
+def _without_arrays(prompt: Any, which: str = "") -> Any:
+    """An array of one dimension as a list; anything else as it is.
+
+    Raises: InvalidArgument for an array of more dimensions, whose rows may be padded.
+    """
+    shape = getattr(prompt, "shape", None)
+    if not isinstance(shape, tuple) or not shape:
+        return prompt
+    items = as_items(prompt)
+    if items is None:
+        raise InvalidArgument(
+            f"prompt{which}: {type(prompt).__name__} of shape {tuple(shape)}; expected one dimension. For padded rows "
+            "call portadraft.compat.transformers.wrap(model).generate; without padding pass rows.tolist()"
+        )
+    return items
+
+
+def _ids(prompt: Sequence[Any]) -> Ids:
+    return tuple(token for token in map(as_integer, prompt) if token is not None)
 
 
 def encode_prompts(codec: TextCodec, facts: TargetFacts, prompts: Sequence[Any], raw: bool, batch: bool) -> list[Ids]:
@@ -60,7 +84,7 @@ def encode_prompts(codec: TextCodec, facts: TargetFacts, prompts: Sequence[Any],
     out = []
     for i, one in enumerate(prompts):
         try:
-            ids = tuple(x.__index__() for x in one) if is_ids(one) else tuple(codec.encode_prompt(one, raw=raw))
+            ids = _ids(one) if is_ids(one) else tuple(codec.encode_prompt(one, raw=raw))
             Request(ids, 1).check(facts)
         except InvalidArgument as error:
             if batch:

@@ -302,3 +302,9 @@ def test_a_chat_needs_a_template(model: Model, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(model.codec, "chat_template", None)
     with pytest.raises(InvalidArgument, match="no chat template"):
         model.chat()
+
+
+def test_an_iterator_given_to_a_chat_is_there_in_every_turn(model: Model) -> None:
+    free = model.chat(max_tokens=8, end_tokens=[]).send("one")
+    chat = model.chat(max_tokens=8, end_tokens=iter(free.ids[:1]))
+    assert [chat.send("one").finish_reason, (chat.undo(), chat.send("one").finish_reason)[1]] == ["end", "end"]

@@ -345,3 +345,11 @@ class _Forced:
     def verify(self, packed: Any) -> Any:
         length = self._target.lengths[0] + 1
         return self._force(self._target.verify(packed), length)
+
+
+def test_an_answer_cannot_be_longer_than_the_longest(model: Model) -> None:
+    with pytest.raises(InvalidArgument, match=r"^min_tokens=9: expected at most max_tokens, which is 8; raise that"):
+        model.generate(PROMPT, max_tokens=8, min_tokens=9)
+    with pytest.raises(InvalidArgument, match=r"^min_tokens=300: .* which is 256, as nothing else was asked for"):
+        model.generate(PROMPT, min_tokens=300)
+    assert len(model.generate(PROMPT, max_tokens=8, min_tokens=8).ids) == 8

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from portadraft.core.scalars import as_integer, as_number
+from portadraft.core.scalars import as_integer, as_items, as_number
 from portadraft.core.uniforms import philox as philox
 from portadraft.core.uniforms import row_seed as row_seed
 from portadraft.core.uniforms import uniforms as uniforms
@@ -127,10 +127,11 @@ class Sampling:
 
 
 def _ids(name: str, values: Any) -> tuple[int, ...]:
-    if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, set, frozenset)):
-        raise InvalidArgument(f"{name}={values!r}: expected token ids, such as [5, 17]")
+    items = as_items(values)
+    if items is None:
+        raise InvalidArgument(f"{name}={values!r:.60}: expected token ids, such as [5, 17]")
     ids = set()
-    for value in values:
+    for value in items:
         token = as_integer(value)
         if token is None or token < 0:
             raise InvalidArgument(f"{name}: {value!r} is no token id; expected integers of at least 0")
@@ -139,7 +140,9 @@ def _ids(name: str, values: Any) -> tuple[int, ...]:
 
 
 def _bias(values: Any) -> tuple[tuple[int, float], ...]:
-    wrong = InvalidArgument(f"logit_bias={values!r}: expected a mapping from token ids to numbers, such as {{5: -2.0}}")
+    wrong = InvalidArgument(
+        f"logit_bias={values!r:.60}: expected a mapping of token ids to numbers, such as {{5: -2.0}}"
+    )
     if not isinstance(values, (Mapping, tuple)):
         raise wrong
     try:
