@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -182,15 +182,10 @@ class Model:
         self._turn.refuse_if_mine()
         return await self._worker.run(lambda cancelled: self._run(prompt, options, cancelled))
 
-    async def astream(self, prompt: Prompt, **options: Any) -> AsyncIterator[Delta]:
+    def astream(self, prompt: Prompt, **options: Any) -> AsyncGenerator[Delta, None]:
         """`stream` for asyncio. A slow reader does not hold the model up; closing or cancelling frees it."""
         self._turn.refuse_if_mine()
-        pieces = self._worker.iterate(lambda cancelled: self._stream(self._one(prompt, options), cancelled))
-        try:
-            async for piece in pieces:
-                yield piece
-        finally:
-            await pieces.aclose()  # type: ignore[attr-defined]
+        return self._worker.iterate(lambda cancelled: self._stream(self._one(prompt, options), cancelled))
 
     def chat(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -47,8 +47,12 @@ class Worker:
             raise
         return done.result()
 
-    async def iterate(self, work: Callable[[threading.Event], Iterator[T]]) -> AsyncIterator[T]:
-        """What an iterator of the work gives, made at the model's pace however slowly it is read."""
+    async def iterate(self, work: Callable[[threading.Event], Iterator[T]]) -> AsyncGenerator[T, None]:
+        """What an iterator of the work gives, made at the model's pace however slowly it is read.
+
+        Return it as it is rather than from another generator that closes it: a loop that ends closes every generator
+        that is still open, and the two would close this one at once.
+        """
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[Any] = asyncio.Queue()
         cancelled = threading.Event()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from portadraft.core.types import BeamShape
@@ -91,6 +91,12 @@ class Chat:
         self._add(asked, answer)
         return answer
 
+    def astream(self, text: str, **options: Any) -> AsyncAnswer:
+        """`stream` for asyncio."""
+        asked = self._asked(text)
+        pieces = self.model.astream([*self.messages, asked], **self._options(options))
+        return AsyncAnswer(pieces, lambda answer: self._add(asked, answer))
+
     def undo(self) -> str:
         """Take the last user message and what followed it back; returns its text.
 
@@ -117,6 +123,27 @@ class Chat:
 
     def _add(self, asked: dict[str, Any], answer: Generation) -> None:
         self.messages += [asked, {"role": "assistant", "content": answer.text}]
+
+
+class AsyncAnswer:
+    """The pieces of a chat's answer; `messages` hold it when the last piece is given."""
+
+    def __init__(self, pieces: AsyncGenerator[Delta, None], finished: Callable[[Generation], None]) -> None:
+        self._pieces = pieces
+        self._finished = finished
+
+    def __aiter__(self) -> AsyncAnswer:
+        return self
+
+    async def __anext__(self) -> Delta:
+        piece = await anext(self._pieces)
+        if piece.generation is not None:
+            self._finished(piece.generation)
+        return piece
+
+    async def aclose(self) -> None:
+        """Free the model; `messages` stay as they were."""
+        await self._pieces.aclose()
 
 
 def _check(model: Model, options: Mapping[str, Any]) -> None:

@@ -359,3 +359,38 @@ def test_two_threads_and_plain_transformers_beside_them(model: Model) -> None:
         thread.join()
     for name in jobs:
         assert together[name] == [alone[name]] * 3
+
+
+# conversations, and loops that end
+
+
+def test_a_chat_streams_for_asyncio_too(model: Model) -> None:
+    expected = model.chat(max_tokens=12).send("one")
+
+    async def main() -> None:
+        chat = model.chat(max_tokens=12)
+        pieces = chat.astream("one")
+        assert (await anext(pieces)).generation is None
+        await pieces.aclose()
+        assert model.target.lengths == () and chat.messages == []
+        assert "".join([piece.text async for piece in chat.astream("one")]) == expected.text
+        assert [message["content"] for message in chat.messages] == ["one", expected.text]
+        assert (await chat.asend("two")).stats.reused_tokens > 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_stream_left_open_when_its_loop_ends_is_closed_quietly(
+    model: Model, chat: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> Any:
+        source: Any = model.chat() if chat else model
+        pieces = source.astream(PROMPT, max_tokens=1500, end_tokens=[])
+        await anext(pieces)
+        return pieces  # a reference that outlives the loop
+
+    kept = asyncio.run(main())
+    assert caplog.messages == []  # asyncio logs what fails while it closes generators
+    assert model.target.lengths == ()
+    assert kept is not None and model.generate(PROMPT, max_tokens=2).finish_reason == "length"
