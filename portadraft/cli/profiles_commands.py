@@ -9,16 +9,17 @@ from typing import Any
 
 from portadraft.cli.guard import complain
 from portadraft.cli.writing import writing, writing_own
+from portadraft.core.sampling import Sampling
 from portadraft.errors import CorruptFile, InvalidArgument, PortadraftError
 from portadraft.profiles.catalog import Place, places
 from portadraft.profiles.folder import Folder
 from portadraft.profiles.home import config_path, store_url, user_folder
 from portadraft.profiles.indexing import push as push_documents
 from portadraft.profiles.mirror import Mirror
-from portadraft.profiles.nearness import Summary
+from portadraft.profiles.nearness import Summary, named
 from portadraft.profiles.pooling import merge as merge_profiles
 from portadraft.profiles.reading import parse, read
-from portadraft.profiles.schema import Profile, as_document
+from portadraft.profiles.schema import MOST_CONTEXT, Profile, as_document
 from portadraft.profiles.stores import open_store
 
 
@@ -67,10 +68,9 @@ def _table(place: Place) -> None:
 def _row(summary: Summary) -> tuple[str, ...]:
     machine = summary.machine
     memory = f", {machine.memory_gb} GB" if machine.memory_gb else ""
-    cores = f", {machine.threads or machine.cores} threads" if machine.kind == "cpu" else ""
     versions = ", ".join(f"{name} {version}" for name, version in summary.software.versions.items())
     return (
-        f"{machine.name}{cores}{memory}",
+        f"{named(machine)}{memory}",
         summary.model.name or summary.model.architecture_id,
         summary.drafter.name,
         summary.conditions.dtype,
@@ -117,6 +117,9 @@ def explain(load: dict[str, Any], *, temperature: float, context: int, as_json: 
     import portadraft
     from portadraft.cli.generate import drafter_name
 
+    Sampling(temperature=temperature)
+    if context > MOST_CONTEXT:
+        raise InvalidArgument(f"context={context}: expected at most {MOST_CONTEXT} tokens")
     where = str(load.pop("profiles"))
     load["drafter"] = drafter_name(load["drafter"])
     model = portadraft.load(load.pop("model"), profiles=where, **load)
@@ -138,20 +141,24 @@ def explain(load: dict[str, Any], *, temperature: float, context: int, as_json: 
         print(json.dumps({"looked_for": asked, **found.as_dict(), "reason": found.reason, "batches": batches}))
         return
     machine, software = query.machine, query.software
-    threads = f", {machine.threads} threads" if machine.threads else ""
+    memory = f", {machine.memory_gb} GB" if machine.memory_gb else ""
     versions = ", ".join(f"{name} {version}" for name, version in software.versions.items())
-    print(f"looked for: {machine.name}{threads}, {machine.memory_gb} GB")
+    print(f"looked for: {named(machine)}{memory}")
     print(f"            portadraft {software.portadraft}, {versions}")
     print(f"            {query.model.name}, architecture {query.model.architecture_id}, {query.dtype}")
     print(f"            drafter {query.drafter.name}; temperature {temperature:g}, context {context}")
     for one in found.looked:
         note = f" ({one.note})" if one.note else ""
         print(f"looked in:  {one.place}{note}: {_count(one.profiles)}, nearest: {one.best}")
+        if one.why:
+            print(f"            they are {'; '.join(one.why)}")
     if store_url(None) is None and where == "auto":
         print(f"            no fleet store is configured (--store, $PORTADRAFT_PROFILES, or {config_path()})")
     print(f"used:       {found.reason}")
     if found.profile is not None:
         print(describe(found.profile))
+    elif selected.drafter is None:
+        print("            without a drafter it is decoded plainly, and no profile is needed")
     else:
         print("            the default shape is used; `portadraft tune` measures this machine")
 
@@ -243,12 +250,22 @@ def _store(flag: str | None) -> str:
             f'store: none is configured; pass --store, set PORTADRAFT_PROFILES, or write [profiles] store = "URL" to '
             f"{config_path()}"
         )
-    return found[0]
+    return _lasting(found[0])
+
+
+def _lasting(url: str) -> str:
+    """Raises: InvalidArgument for a store in this process's memory."""
+    if url.lower().startswith("memory:"):
+        raise InvalidArgument(
+            f"store={url!r}: it ends with this process, so nobody else can read it; expected a folder, or a URL such "
+            "as s3://bucket/profiles"
+        )
+    return url
 
 
 def _existing(url: str) -> str:
     """Raises: InvalidArgument for a folder that is not there, which only `push` makes."""
-    opened = None if url.lower() in ("none", "off") else open_store(url)
+    opened = None if url.lower() in ("none", "off") else open_store(_lasting(url))
     if isinstance(opened, Folder) and not opened.path.is_dir():
         raise InvalidArgument(
             f"store={url!r}: {'not a folder' if opened.path.exists() else 'no such folder'}; expected a folder or URL "

@@ -11,7 +11,7 @@ from typing import Any
 
 from portadraft.drafters.select import Selected
 from portadraft.errors import InvalidArgument, PortadraftError
-from portadraft.profiles.catalog import Place, places
+from portadraft.profiles.catalog import Place, is_file, places
 from portadraft.profiles.following import ProfileShapes, profile_policy
 from portadraft.profiles.ids import drafter_identity, model_identity
 from portadraft.profiles.lookup import Found, find_in
@@ -29,7 +29,7 @@ class Book:
     profiles: where to look, as `portadraft.profiles.catalog.places` takes it ("auto", "none", a profile or its file,
     a store). name: the model's, for published figures. tokenizer: its fingerprint.
 
-    Raises: CorruptFile, OSError where `profiles` names a file that cannot be read.
+    Raises: CorruptFile, OSError where `profiles` names a file that cannot be read; InvalidArgument where it is "".
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Book:
         self._query: Query | None = None
         self._places: list[Place] | None = None
         self._known: dict[tuple[object, ...], Found] = {}
-        if isinstance(profiles, Profile) or str(profiles).endswith(".json"):
+        if isinstance(profiles, Profile) or is_file(str(profiles)):
             self._places = places(profiles)  # what was named is read at once, so that a mistake is found at once
 
     def query(self, selected: Selected, *, temperature: float = 0.0, context: int = 0) -> Query:
@@ -80,8 +80,8 @@ class Book:
                 self._places = places(self._profiles)
             query = self.query(selected, temperature=temperature, context=context)
             return _servable(find_in(query, self._places, stored_acceptance), selected)
-        except (PortadraftError, OSError) as error:
-            return Found("none", None, differences=(f"the look-up failed: {error}",))
+        except (PortadraftError, OSError, ValueError) as error:  # pydantic's are among the last
+            return Found("none", None, differences=(f"the look-up failed: {' '.join(str(error).split())[:300]}",))
 
     def policy(
         self, selected: Selected, rows: int, *, temperature: float = 0.0, context: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
-from portadraft.errors import CorruptFile, PortadraftError
+from portadraft.errors import CorruptFile, InvalidArgument, PortadraftError
 from portadraft.profiles.folder import Folder
 from portadraft.profiles.home import store_url, user_folder
 from portadraft.profiles.indexing import summaries
@@ -53,15 +54,15 @@ def places(profiles: str | Path | Profile = "auto", *, refresh: bool = True) -> 
     profiles: "auto"; "none" for nowhere; a profile, or the path of its file, for that one alone; a store's URL or
     folder instead of the configured fleet store. refresh: bring an old copy of the fleet store up to date.
 
-    Raises: CorruptFile and OSError for a file that was named and cannot be read. Everything else is a note or a
-    warning: a look-up never stops a model from loading.
+    Raises: CorruptFile and OSError for a file that was named and cannot be read; InvalidArgument for "". Everything
+    else is a note or a warning: a look-up never stops a model from loading.
     """
     if isinstance(profiles, Profile):
         return [_named("the profile that was passed", profiles)]
     text = str(profiles)
     if text == "none":
         return []
-    if text.endswith(".json") and "://" not in text:
+    if is_file(text):
         try:
             return [_named(f"the file {text}", read(Path(text).expanduser()))]
         except FileNotFoundError:
@@ -69,6 +70,20 @@ def places(profiles: str | Path | Profile = "auto", *, refresh: bool = True) -> 
                 f"profiles={text!r}: no such file; expected a profile's file, a store's folder or URL, 'auto' or 'none'"
             ) from None
     return [_own(), *_fleet(None if text == "auto" else text, refresh), shipped()]
+
+
+def is_file(text: str) -> bool:
+    """Whether `profiles` names a profile's file rather than a store: by its ending, or since there is such a file.
+
+    Raises: InvalidArgument for "".
+    """
+    if not text:
+        raise InvalidArgument("profiles='': expected a profile's file, a store's folder or URL, 'auto' or 'none'")
+    if "://" in text or text in ("auto", "none"):
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        return text.lower().endswith(".json") or Path(text).expanduser().is_file()
+    return False
 
 
 def _named(label: str, profile: Profile) -> Place:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from portadraft.profiles.nearness import (
     Step,
     Summary,
     compare,
+    cost_differences,
+    of_no_use,
     same_costs,
     same_device,
     same_temperature,
@@ -31,12 +34,15 @@ Table: TypeAlias = Callable[[Query], Sequence[Acceptance]]
 
 @dataclass(frozen=True)
 class Looked:
-    """One place that was looked at: how many profiles it has, the best step among them, and a note."""
+    """One place that was looked at: how many profiles it has, the best step among them, and a note. why: where none is
+    of use, what they are for instead, the commonest first.
+    """
 
     place: str
     profiles: int
     best: Step
     note: str
+    why: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ def find(
 def find_in(query: Query, where: Sequence[Place], acceptance: Table = lambda query: ()) -> Found:
     """The nearest profile of places that were read before."""
     candidates = sorted(_candidates(query, where), key=_Candidate.order)
-    looked = tuple(_looked(place, rank, candidates) for rank, place in enumerate(where))
+    looked = tuple(_looked(query, place, rank, candidates) for rank, place in enumerate(where))
     found = (
         _asked_for(query, where)
         or _first(query, candidates, "exact", "other-versions")
@@ -153,9 +159,10 @@ def _candidates(query: Query, where: Sequence[Place]) -> Iterator[_Candidate]:
                 yield _Candidate(nearness, rank, place, identity, summary)
 
 
-def _looked(place: Place, rank: int, candidates: Sequence[_Candidate]) -> Looked:
+def _looked(query: Query, place: Place, rank: int, candidates: Sequence[_Candidate]) -> Looked:
     best: Step = next((c.nearness.step for c in candidates if c.rank == rank), "none")
-    return Looked(place.label, len(place.entries), best, place.note)
+    reasons = Counter(of_no_use(query, summary) for summary in place.entries.values()) if best == "none" else Counter()
+    return Looked(place.label, len(place.entries), best, place.note, tuple(r for r, _ in reasons.most_common(3)))
 
 
 def _load(query: Query, best: _Candidate, candidates: Sequence[_Candidate]) -> Found | None:
@@ -198,7 +205,7 @@ def _predicted(query: Query, where: Sequence[Place], acceptance: Table, device: 
     )
     if not batches:
         return None
-    texts = [f"costs measured on {source.machine.name}", f"acceptance from {origin}"]
+    texts = [f"costs measured on {source.machine.name}", *cost_differences(query, source), f"acceptance from {origin}"]
     profile = Profile(
         origin="predicted",
         created=now(),

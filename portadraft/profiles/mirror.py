@@ -65,8 +65,9 @@ class Mirror:
         """
         store = open_store(self.url)
         if isinstance(store, Folder) and not store.path.is_dir():
+            what = "not a folder" if store.path.exists() else "no such folder"
             raise StoreUnreachable(
-                f"store={self.url!r}: no such folder; expected one that `portadraft profiles push` has written to: "
+                f"store={self.url!r}: {what}; expected one that `portadraft profiles push` has written to: "
                 "check its name, and whether it is mounted"
             )
         self.folder.path.mkdir(parents=True, exist_ok=True)

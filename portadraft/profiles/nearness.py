@@ -183,6 +183,29 @@ def _same_costs(query: Query, found: Summary) -> bool:
     return model.architecture_id == query.model.architecture_id != "" and found.conditions.dtype == query.dtype
 
 
+def cost_differences(query: Query, found: Profile) -> tuple[str, ...]:
+    """What differs between this machine and the one that costs were measured on, beside its name; in words."""
+    notes = _Notes()
+    _memory(query.machine, found.machine, notes)
+    _versions(query.software, found.software, notes)
+    return tuple(notes.differences)
+
+
+def of_no_use(query: Query, found: Summary) -> str:
+    """For a profile that `compare` passes over: what it is for instead, in words."""
+    if found.origin == "published":
+        return "published figures of another model or device"
+    if found.software.backend != query.software.backend:
+        return f"for the backend {found.software.backend}"
+    if found.model.architecture_id != query.model.architecture_id or not query.model.architecture_id:
+        return f"for {found.model.name or 'another model'}, of another architecture"
+    if found.conditions.dtype != query.dtype:
+        return f"for {found.conditions.dtype}"
+    if _device(query.machine, found.machine, _Notes()) is None:
+        return f"of {named(found.machine)}"
+    return f"for the drafter {found.drafter.name}"
+
+
 class _Notes:
     def __init__(self) -> None:
         self.step, self.penalty = 0, 0.0
@@ -199,14 +222,23 @@ class _Notes:
 
 def _device(here: Machine, there: Machine, notes: _Notes) -> Step | None:
     if same_device(here, there):
-        if here.memory_gb != there.memory_gb and None not in (here.memory_gb, there.memory_gb):
-            notes.add("other-conditions", 1.0, f"{there.memory_gb} GB of memory, here {here.memory_gb}")
+        _memory(here, there, notes)
         return "exact"
     if not similar_device(here, there):
         return None
-    threads = f" with {there.threads or there.cores} threads" if there.kind == "cpu" else ""
-    notes.add("similar-device", 0.0 if here.name == there.name else 1.0, f"measured on {there.name}{threads}")
+    notes.add("similar-device", 0.0 if here.name == there.name else 1.0, f"measured on {named(there)}")
     return "similar-device"
+
+
+def named(machine: Machine) -> str:
+    """A device for people: of CPUs, with their threads."""
+    count = machine.threads or machine.cores if machine.kind == "cpu" else None
+    return machine.name + (f" with {count} thread{'s' if count > 1 else ''}" if count else "")
+
+
+def _memory(here: Machine, there: Machine, notes: _Notes) -> None:
+    if here.memory_gb != there.memory_gb and None not in (here.memory_gb, there.memory_gb):
+        notes.add("other-conditions", 1.0, f"{there.memory_gb} GB of memory, here {here.memory_gb}")
 
 
 def _versions(here: Software, there: Software, notes: _Notes) -> None:

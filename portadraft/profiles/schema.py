@@ -38,7 +38,8 @@ Text = Annotated[str, Field(max_length=200), AfterValidator(_printable)]
 Long = Annotated[str, Field(max_length=2000), AfterValidator(_printable)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 BatchSize = Annotated[int, Field(ge=1, le=4096)]
-Context = Annotated[int, Field(ge=0, le=100_000_000)]
+MOST_CONTEXT = 100_000_000
+Context = Annotated[int, Field(ge=0, le=MOST_CONTEXT)]
 MOST_RATE = 1e9
 Rate = Annotated[float, Field(gt=0, le=MOST_RATE)]
 MOST_SPREAD = 1e3

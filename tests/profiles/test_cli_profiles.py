@@ -104,6 +104,7 @@ def test_a_store_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     missing = str(tmp_path / "nothere")
     for command in ("pull", "list", "merge"):
         assert f"store='{missing}': no such folder; expected" in run(command, "--store", missing, status=2)
+        assert "it ends with this process" in run(command, "--store", "Memory://x", status=2)
     file = tmp_path / "file"
     file.touch()
     assert "not a folder" in run("pull", "--store", str(file), status=2)
@@ -116,6 +117,7 @@ def test_a_store_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert "warning: the fleet store" in result.stderr
         assert "not reachable" in people("list")
     save(ONE)
+    assert "it ends with this process" in run("push", "--store", "memory://x", status=2)
     run("push", "--store", missing)
     monkeypatch.setenv("PORTADRAFT_PROFILES", missing)
     assert run("pull")["total"] == 1
@@ -172,6 +174,18 @@ def test_a_profile_given_twice_counts_once(tmp_path: Path) -> None:
     assert run("export", ONE.id, ONE.id[:8], "--out", str(tmp_path / "out"))["exported"] == [ONE.id]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--temperature", "nan"), "temperature=nan: expected"),
+        (("--temperature", "-1"), "temperature=-1.0: expected"),
+        (("--context", "1000000000000"), "context=1000000000000: expected at most"),
+    ],
+)
+def test_what_is_explained_must_make_sense(options: tuple[str, ...], message: str) -> None:
+    assert message in run("explain", "--model", "/no/such", *options, status=2)
+
+
 def test_explain(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the torch extra is not installed")
     from tests.test_api import save_model
@@ -185,4 +199,6 @@ def test_explain(tmp_path: Path) -> None:
     text = people(*options)
     assert "looked in:  your folder" in text
     assert "no fleet store is configured" in text
+    assert "they are published figures of another model or device" in text
+    assert "it is decoded plainly, and no profile is needed" in people(*options, "--drafter", "none")
     assert "the default shape is used; `portadraft tune` measures this machine" in text

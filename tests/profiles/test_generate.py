@@ -21,7 +21,7 @@ from portadraft.profiles.governor import Governor
 from portadraft.profiles.indexing import push
 from portadraft.profiles.mirror import Mirror
 from portadraft.profiles.nearness import Query
-from portadraft.profiles.schema import BatchChoice, Conditions, Profile, now
+from portadraft.profiles.schema import BatchChoice, Conditions, Machine, Profile, now
 from tests.test_api import PROMPT, save_drafter, save_model
 
 from .conftest import move_home
@@ -209,6 +209,16 @@ def test_a_lookup_is_remembered(folder: Path, asked: Query, new_home: Path, monk
     monkeypatch.setattr(Book, "_look", None)
     assert model.profiles.find(model.selected) is first
     assert _chosen(model)[0] == "1x3"
+
+
+def test_a_machine_that_cannot_be_described_is_said(
+    folder: Path, asked: Query, new_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the system says of itself may be outside of what profiles allow; that is no reason not to generate."""
+    monkeypatch.setattr("portadraft.profiles.book.this_machine", lambda *_: Machine(name="", kind="cpu", cores=0))
+    value, reason = _chosen(_load(folder))
+    assert value == "1x8"
+    assert "the look-up failed: " in reason and "cores" in reason
 
 
 def test_describe() -> None:

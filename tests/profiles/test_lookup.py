@@ -96,23 +96,28 @@ def test_what_does_not_matter(asked: Query) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    ("asked", "why"),
     [
-        query(machine=_machine(name="AMD Instinct MI300X")),
-        query(machine=_machine(name="NVIDIA L40S MIG 1g.6gb")),
-        query(machine=_machine(name="something new")),
-        query(machine=_machine(kind="cpu")),
-        query(model=MODEL.model_copy(update={"architecture_id": "b" * 16})),
-        query(model=MODEL.model_copy(update={"architecture_id": ""})),
-        query(dtype="float32"),
-        query(drafter=DrafterIdentity(name="lookup", id="lookup-2-6-8")),
-        query(software=SOFTWARE.model_copy(update={"backend": "mlx"})),
+        (query(machine=_machine(name="AMD Instinct MI300X")), "of NVIDIA L40S"),
+        (query(machine=_machine(name="NVIDIA L40S MIG 1g.6gb")), "of NVIDIA L40S"),
+        (query(machine=_machine(name="something new")), "of NVIDIA L40S"),
+        (query(machine=_machine(kind="cpu")), "of NVIDIA L40S"),
+        (query(model=MODEL.model_copy(update={"architecture_id": "b" * 16})), "for smollm2-135m, of another arch"),
+        (query(model=MODEL.model_copy(update={"architecture_id": ""})), "for smollm2-135m, of another arch"),
+        (query(dtype="float32"), "for bfloat16"),
+        (query(drafter=DrafterIdentity(name="lookup", id="lookup-2-6-8")), "for the drafter redrafter+lookup"),
+        (query(software=SOFTWARE.model_copy(update={"backend": "mlx"})), "for the backend torch"),
     ],
     ids=["vendor", "slice", "unknown", "cpu", "architecture", "no id", "dtype", "kind of drafter", "backend"],
 )
-def test_of_no_use(asked: Query) -> None:
+def test_of_no_use(asked: Query, why: str) -> None:
     save(make())
-    assert find(asked).step == "none"
+    found = find(asked)
+    assert found.step == "none"
+    own, shipped = found.looked
+    assert own.why[0].startswith(why) and len(own.why) == 1
+    assert shipped.why == ("published figures of another model or device",)
+    assert find(query()).looked[0].why == ()
 
 
 def test_cpus_differ_by_threads() -> None:
@@ -176,6 +181,9 @@ def test_predicted_from_costs_and_acceptance() -> None:
     assert found.differences == ("costs measured on NVIDIA L40S", "acceptance from a profile of AMD Instinct MI300X")
     assert found.profile is not None and found.profile.origin == "predicted"
     assert {c.batch_size: c.shape for c in found.profile.batches}[1] == shape(4, 4, 8)
+    older = find(query(software=_versions(torch="2.15.0"), machine=_machine(memory_gb=24)))
+    assert older.step == "predicted"
+    assert older.differences[1:3] == ("48 GB of memory, here 24", "torch 2.13.0+cu126, here 2.15.0")
 
 
 def test_prediction_at_the_temperature_that_is_asked_for() -> None:
@@ -275,6 +283,11 @@ def test_a_named_profile_is_used_however_far(tmp_path: Path) -> None:
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(CorruptFile, match=r"mine\.json: not a profile"):
         find(far, path)
+    plain = tmp_path / "without an ending"
+    plain.write_bytes(make().to_bytes())
+    assert find(far, plain).step == "asked-for"
+    with pytest.raises(InvalidArgument, match="profiles='': expected a profile's file"):
+        find(far, "")
 
 
 # bad profiles and stores are misses
