@@ -211,6 +211,33 @@ def test_what_is_empty_asks_for_nothing_and_time_is_time(ours: TransformersStyle
         ours.generate(ids, max_new_tokens=4, max_time=-1)
 
 
+def test_tensors_of_one_number_are_numbers_as_in_transformers(theirs: Any, ours: TransformersStyle) -> None:
+    ids, _ = padded((6,))
+    options: dict[str, Any] = {"max_new_tokens": torch.tensor(9), "eos_token_id": torch.tensor([7, 8])}
+    expected = theirs.generate(ids, do_sample=False, **options)
+    assert torch.equal(ours.generate(ids, pad_token_id=torch.tensor(PAD), **options), expected)
+    assert ours.generate(ids, max_length=torch.tensor(8)).shape == (1, 8)
+
+
+def test_more_tokens_than_may_be_are_a_warning_as_in_transformers(theirs: Any, ours: TransformersStyle) -> None:
+    ids, _ = padded((6,))
+    end = int(theirs.generate(ids, max_new_tokens=1, do_sample=False)[0, -1])
+    options: dict[str, Any] = {"max_new_tokens": 5, "min_new_tokens": 9, "eos_token_id": end, "pad_token_id": PAD}
+    with pytest.warns(UserWarning):
+        expected = theirs.generate(ids, do_sample=False, **options)
+    with pytest.warns(UserWarning, match="min_new_tokens=9: more than may be generated, which is 5"):
+        got = ours.generate(ids, **options)
+    assert torch.equal(got, expected) and got.shape == (1, 11)
+
+
+def test_masks_may_have_holes(theirs: Any, ours: TransformersStyle) -> None:
+    ids, mask = padded((8, 5))
+    mask[0, 3] = 0
+    expected = theirs.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False)
+    assert torch.equal(ours.generate(ids, mask, max_new_tokens=12), expected)
+    assert not torch.equal(ours.generate(ids, padded((8, 5))[1], max_new_tokens=12), expected)
+
+
 def test_a_flag_is_a_flag(ours: TransformersStyle) -> None:
     ids, _ = padded((6,))
     for bad in ("no", 0, 1):
@@ -274,7 +301,12 @@ def test_streamers_get_what_transformers_gives_them(theirs: Any, ours: Transform
         ({"attention_mask": torch.ones(1, 3)}, "attention_mask: shape"),
         ({"attention_mask": torch.zeros(1, 6)}, "attention_mask: row 0"),
         ({"attention_mask": [[1] * 6]}, "attention_mask: list"),
+        ({"attention_mask": torch.full((1, 6), float("-inf"))}, "attention_mask: it holds -inf"),
         ({"pad_token_id": "x"}, "pad_token_id='x'"),
+        ({"eos_token_id": "x"}, "eos_token_id='x'"),
+        ({"eos_token_id": [-1]}, r"eos_token_id=\[-1\]"),
+        ({"max_length": "x"}, "max_length='x'"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"generation_config": {"max_new_tokens": 3}}, "generation_config: dict"),
     ],
 )
@@ -282,7 +314,16 @@ def test_what_is_not_served_is_refused_by_name(ours: TransformersStyle, options:
     ids, _ = padded((6,))
     with pytest.raises(InvalidArgument, match=words):
         ours.generate(ids, **options)
-    for bad in (None, [1, 2], torch.zeros(3), torch.zeros((2, 3)), torch.zeros((0, 3), dtype=torch.long)):
+    for bad in (
+        None,
+        [1, 2],
+        torch.zeros(3),
+        torch.zeros((2, 3)),
+        torch.zeros((0, 3), dtype=torch.long),
+        ids.numpy(),
+        ids > 0,
+        ids.to("meta"),
+    ):
         with pytest.raises(InvalidArgument, match="input_ids"):
             ours.generate(bad)
     with pytest.raises(InvalidArgument, match="model: str"):

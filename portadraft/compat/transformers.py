@@ -9,12 +9,13 @@ Only the arguments change, never the way to decode: see docs/applications.md for
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from portadraft.api import Model
-from portadraft.core.scalars import as_flag, as_integer
+from portadraft.core.scalars import as_flag, as_integer, as_items
 from portadraft.errors import InvalidArgument
 from portadraft.generation import Generation
 
@@ -96,7 +97,7 @@ class TransformersStyle:
         import torch
 
         ids = input_ids if input_ids is not None else inputs
-        prompts = _rows(ids, attention_mask)
+        prompts = _rows(ids, attention_mask, torch)
         assert ids is not None
         if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
             raise InvalidArgument(f"streamer={streamer!r:.60}: expected an object with put and end")
@@ -120,7 +121,7 @@ class TransformersStyle:
         if len(prompts) != 1:
             raise InvalidArgument(f"streamer with {len(prompts)} rows: expected one row")
         seed = ours.pop("seed", 0)
-        pieces = self.model.stream(prompts[0], **ours, seed=seed[0] if isinstance(seed, list) else seed)
+        pieces = self.model.stream(prompts[0], **ours, seed=_only(seed))
         answer = None
         with closing(pieces):  # type: ignore[type-var]  # a streamer that raises leaves the model free
             streamer.put(ids.cpu())
@@ -156,19 +157,16 @@ class TransformersStyle:
             ours.update({name: filters[name] for name in ("top_p", "min_p") if filters[name] is not None})
             if "seed" not in ours:
                 ours["seed"] = int(torch.randint(2**62, ()))
-        ends = config.take("eos_token_id")
-        ours["end_tokens"] = (
-            [] if ends is None else [ends] if isinstance(ends, int) else torch.as_tensor(ends).flatten().tolist()
-        )
+        ours["end_tokens"] = _ends(config.take("eos_token_id"))
         ours["stop"] = config.take("stop_strings")
-        ours["min_tokens"] = config.take("min_new_tokens")
+        ours["min_tokens"] = _least(config.take("min_new_tokens"), ours["max_tokens"])
         pad = config.take("pad_token_id")
         if pad is None:
             pad = ours["end_tokens"][0] if ours["end_tokens"] else 0
-        if not isinstance(pad, int):
+        if (pad_id := as_integer(pad)) is None:
             raise InvalidArgument(f"pad_token_id={pad!r}: expected a token id")
         config.done()
-        return ours, pad
+        return ours, pad_id
 
 
 class _Config:
@@ -227,20 +225,46 @@ def _new_tokens(config: _Config, length: int) -> int:
     if config.given("max_new_tokens") or (wanted is not None and not config.given("max_length")):
         total = None
     if total is not None:
-        if total <= length:
+        whole = as_integer(total)
+        if whole is None or whole <= length:
             raise InvalidArgument(
-                f"max_length={total}: input_ids has {length} columns; expected more than that, or max_new_tokens"
+                f"max_length={total!r}: input_ids has {length} columns; expected more than that, or max_new_tokens"
             )
-        return int(total) - length
-    return DEFAULT_NEW_TOKENS if wanted is None else wanted
+        return whole - length
+    return config.number("max_new_tokens", DEFAULT_NEW_TOKENS)
 
 
-def _rows(ids: Any, mask: Any) -> list[list[int]]:
+def _ends(value: Any) -> list[int]:
+    """The ids that end an answer; none where transformers would know of none."""
+    items = [] if value is None else [value] if as_integer(value) is not None else as_items(value)
+    ids = None if items is None else [as_integer(item) for item in items]
+    if ids is None or any(token is None or token < 0 for token in ids):
+        raise InvalidArgument(f"eos_token_id={value!r:.60}: expected a token id or a list of them")
+    return [token for token in ids if token is not None]
+
+
+def _least(value: Any, most: int) -> Any:
+    """The fewest new tokens, no more than the most, with transformers' own warning where more was asked for."""
+    least = as_integer(value)
+    if least is None or least <= most:
+        return value
+    warnings.warn(f"min_new_tokens={least}: more than may be generated, which is {most}", UserWarning, stacklevel=4)
+    return most
+
+
+def _only(seed: Any) -> Any:
+    """The seed of the only row."""
+    seeds = as_items(seed)
+    return seeds[0] if seeds is not None and len(seeds) == 1 else seed
+
+
+def _rows(ids: Any, mask: Any, torch: Any) -> list[list[int]]:
     """The prompts without their padding."""
-    if ids is None or getattr(ids, "ndim", 0) != 2 or ids.is_floating_point() or 0 in ids.shape:
-        shape = tuple(ids.shape) if hasattr(ids, "shape") else type(ids).__name__
+    if not _are_ids(ids, torch):
+        shape = f"{tuple(ids.shape)} of {ids.dtype}" if isinstance(ids, torch.Tensor) else type(ids).__name__
         raise InvalidArgument(
-            f"input_ids: {shape}; expected a tensor of token ids (rows, tokens), such as a tokenizer's"
+            f"input_ids: {shape}; expected a torch tensor of token ids (rows, tokens), such as a tokenizer's with "
+            "return_tensors='pt'"
         )
     if mask is None:
         return [[int(i) for i in row] for row in ids.tolist()]
@@ -248,9 +272,19 @@ def _rows(ids: Any, mask: Any) -> list[list[int]]:
     if tuple(getattr(mask, "shape", ())) != tuple(ids.shape):
         raise InvalidArgument(f"attention_mask: {given}; expected the shape of input_ids, {tuple(ids.shape)}")
     rows = []
-    for number, (row, keep) in enumerate(zip(ids.tolist(), mask.tolist(), strict=True)):
+    marks = mask.tolist()
+    wrong = next((mark for row in marks for mark in row if mark not in (0, 1)), None)
+    if wrong is not None:
+        raise InvalidArgument(f"attention_mask: it holds {wrong!r}; expected 1 for tokens and 0 for padding")
+    for number, (row, keep) in enumerate(zip(ids.tolist(), marks, strict=True)):
         kept = [int(i) for i, k in zip(row, keep, strict=True) if k]
         if not kept:
             raise InvalidArgument(f"attention_mask: row {number} is 0 everywhere; expected at least one token")
         rows.append(kept)
     return rows
+
+
+def _are_ids(ids: Any, torch: Any) -> bool:
+    if not isinstance(ids, torch.Tensor) or ids.is_meta or ids.dtype == torch.bool:
+        return False
+    return ids.ndim == 2 and ids.numel() > 0 and not (ids.is_floating_point() or ids.is_complex())
