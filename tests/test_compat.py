@@ -223,7 +223,7 @@ def test_more_tokens_than_may_be_are_a_warning_as_in_transformers(theirs: Any, o
     ids, _ = padded((6,))
     end = int(theirs.generate(ids, max_new_tokens=1, do_sample=False)[0, -1])
     options: dict[str, Any] = {"max_new_tokens": 5, "min_new_tokens": 9, "eos_token_id": end, "pad_token_id": PAD}
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="Unfeasible length"):
         expected = theirs.generate(ids, do_sample=False, **options)
     with pytest.warns(UserWarning, match="min_new_tokens=9: more than may be generated, which is 5"):
         got = ours.generate(ids, **options)
@@ -314,16 +314,8 @@ def test_what_is_not_served_is_refused_by_name(ours: TransformersStyle, options:
     ids, _ = padded((6,))
     with pytest.raises(InvalidArgument, match=words):
         ours.generate(ids, **options)
-    for bad in (
-        None,
-        [1, 2],
-        torch.zeros(3),
-        torch.zeros((2, 3)),
-        torch.zeros((0, 3), dtype=torch.long),
-        ids.numpy(),
-        ids > 0,
-        ids.to("meta"),
-    ):
+    shapes = (torch.zeros(3), torch.zeros((2, 3)), torch.zeros((0, 3), dtype=torch.long))
+    for bad in (None, [1, 2], *shapes, ids.numpy(), ids > 0, ids.to("meta")):
         with pytest.raises(InvalidArgument, match="input_ids"):
             ours.generate(bad)
     with pytest.raises(InvalidArgument, match="model: str"):
