@@ -17,6 +17,7 @@ from portadraft.bench import agreement
 from portadraft.bench import verify as verify_module
 from portadraft.bench.acceptance import read_prompts
 from portadraft.bench.agreement import compare
+from portadraft.bench.demo import prompts as builtin_prompts
 from portadraft.bench.goodness import fair_variation, total_variation
 from portadraft.bench.verify import Report, verify
 from portadraft.cli.app import app
@@ -209,7 +210,7 @@ def test_fair_draws_vary_as_said(draws):
 def test_prompts_are_checked_before_any_is_run(target, monkeypatch):
     monkeypatch.setattr(verify_module, "compare", lambda *_, **__: pytest.fail("work was done"))
     selected = Selected(random_redrafter(target, 5), "redrafter", "")
-    with pytest.raises(InvalidArgument, match=r"prompt #1 .*no tokens"):
+    with pytest.raises(InvalidArgument, match=r"^prompt nothing: .*no tokens"):
         verify(model_of(target), selected, SHAPE, [("fine", "abc"), ("nothing", "")], sampling=SAMPLED)
 
 
@@ -312,6 +313,19 @@ def test_the_command_refuses_what_it_cannot_compare(command):
     assert command("--drafter", "none").exit_code == 2
     assert command("--top-p", "1.5").exit_code == 2
     assert command("--prompts", "/no/such/file").exit_code == 2
+
+
+def test_builtin_prompts_that_the_context_does_not_hold_are_left_out(command, target):
+    lengths = sorted(len(model_of(target).codec.encode_prompt(one["prompt"])) for one in builtin_prompts())
+    target.facts = replace(target.facts, context_limit=lengths[2])
+    result = command("--json", "--temperature", "0")
+    assert result.exit_code == 0
+    assert len(json.loads(result.stdout)["runs"]) == 2
+    assert f"left out, as the model's context holds {lengths[2]} tokens" in result.stderr
+    target.facts = replace(target.facts, context_limit=lengths[0])
+    result = command()
+    assert result.exit_code == 2
+    assert f"context of {lengths[0]} tokens holds none" in result.stderr and "--prompts FILE" in result.stderr
 
 
 def test_files_of_prompts_may_hold_any_separator_and_must_be_utf8(command, tmp_path):

@@ -115,18 +115,18 @@ def verify(
     """Compare drafted with plain decoding on (name, text) prompts, greedy and sampled, and draws with probabilities.
 
     sampling: of the second run and of the draws; where its temperature is 0 there are neither.
-    Raises: InvalidArgument for a prompt that the model cannot take, by its number, before any is run; for fewer
-    draws than `LEAST_DRAWS`.
+    Raises: InvalidArgument for a prompt that the model cannot take, by its name, before any is run; for fewer
+    draws than `LEAST_DRAWS`; for no prompts.
     """
     if draws < LEAST_DRAWS:
         raise InvalidArgument(
             f"draws={draws!r}: expected at least {LEAST_DRAWS}; a chi-square of fewer finds nothing, whatever is wrong"
         )
+    if not prompts:
+        raise InvalidArgument("prompts=[]: expected at least one")
     target, codec = model.target, model.codec
     ends = sorted(codec.end_tokens)
-    texts = [text for _, text in prompts]
-    ids_of = encode_prompts(codec, target.facts, texts, raw=False, batch=len(texts) > 1)  # all, before any is run
-    encoded = [(name, ids) for (name, _), ids in zip(prompts, ids_of, strict=True)]
+    encoded = [(name, _encoded(model, name, text)) for name, text in prompts]  # all, before any is run
     kinds = [replace(sampling, temperature=0.0)] + ([] if sampling.greedy else [sampling])
     comparisons = []
     for kind in kinds:
@@ -148,6 +148,14 @@ def verify(
         "shape": [shape.width, shape.length, shape.nodes],
     }
     return Report(facts, comparisons, samples)
+
+
+def _encoded(model: Model, name: str, text: str) -> Sequence[int]:
+    try:
+        (ids,) = encode_prompts(model.codec, model.target.facts, [text], raw=False, batch=False)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"prompt {name}: {str(error).removeprefix('prompt: ')}") from None
+    return ids
 
 
 def _samples(model: Model, name: str, ids: Sequence[int], sampling: Sampling, draws: int, rows: int = 64) -> Samples:

@@ -11,6 +11,7 @@ from portadraft.bench.acceptance import read_prompts
 from portadraft.bench.demo import prompts as builtin_prompts
 from portadraft.bench.verify import Report, verify
 from portadraft.cli.generate import drafter_name
+from portadraft.cli.guard import complain
 from portadraft.core.sampling import Sampling
 from portadraft.core.types import BeamShape
 from portadraft.errors import InvalidArgument
@@ -35,13 +36,15 @@ def main(
     Raises: InvalidArgument where there is nothing to compare; ModelNotFound for the model or the file.
     """
     chosen = Sampling(**sampling)  # refused before anything is loaded
-    texts = _prompts(prompts)[:limit]
+    texts = (_builtin() if prompts is None else _from(prompts))[:limit]
     loaded = portadraft.load(model, drafter=drafter_name(drafter), **loading)
     selected = loaded.drafter_for(drafter_name(drafter))
     if selected.drafter is None:
         raise InvalidArgument("drafter='none': plain decoding has nothing to be compared with; name a drafter")
     base, _ = default_shape(selected.name, loaded.target.ops.device)
     asked = {name: value for name, value in shape.items() if value is not None}
+    if prompts is None:
+        texts = _fitting(loaded, texts)
     beam = BeamShape(**{"width": base.width, "length": base.length, **asked}) if asked else base
     say = _quiet if as_json else _progress()
     report = verify(loaded, selected, beam, texts, sampling=chosen, max_tokens=max_tokens, draws=draws, say=say)
@@ -52,10 +55,30 @@ def main(
     return not report.faults
 
 
-def _prompts(path: Path | None) -> list[tuple[str, str]]:
-    if path is None:
-        return [(one["name"], one["prompt"]) for one in builtin_prompts()]
+def _builtin() -> list[tuple[str, str]]:
+    return [(one["name"], one["prompt"]) for one in builtin_prompts()]
+
+
+def _from(path: Path) -> list[tuple[str, str]]:
     return [(f"#{i}", text) for i, text in enumerate(read_prompts(path), start=1)]
+
+
+def _fitting(model: portadraft.Model, texts: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The built-in prompts that the model's context holds; what is left out is said."""
+    limit = model.target.facts.context_limit
+    if limit is None:
+        return texts
+    lengths = {name: len(model.codec.encode_prompt(text)) for name, text in texts}
+    fit = [(name, text) for name, text in texts if lengths[name] < limit]
+    out = [f"{name} ({lengths[name]} tokens)" for name, _ in texts if lengths[name] >= limit]
+    if not fit:
+        raise InvalidArgument(
+            f"prompts: the model's context of {limit} tokens holds none of the built-in ones, of which the shortest "
+            f"has {min(lengths.values())}; pass shorter ones with --prompts FILE"
+        )
+    if out:
+        complain(f"note: left out, as the model's context holds {limit} tokens: {', '.join(out)}")
+    return fit
 
 
 def _quiet(_: str) -> None: ...
