@@ -91,13 +91,13 @@ def main(
         loaded = _load(model, drafters, backend, device, dtype, console)
         with _Progress(console, quiet=as_json) as say:
             outcome, document = _tuned(loaded, replace(config, drafters=tuple(drafters)), say, force, plot, as_json)
-    failed, interrupted = document.pop("failed", False), outcome.interrupted
+    failed, interrupted = document.pop("failed"), outcome.interrupted
     if as_json:
         print(json.dumps(document))
     else:
         _show(outcome, document, console)
     if failed:
-        raise OSError(f"no profile was stored: {document['stored'].removeprefix('nothing: ')}")
+        raise OSError("; ".join(failed))
     if interrupted:
         raise KeyboardInterrupt
 
@@ -133,7 +133,7 @@ def _tuned(loaded: Any, config: Any, say: Any, force: bool, plot: Path | None, a
     ops, tuner = loaded.target.ops, Tuner(loaded, config, say)
     # Recording answers would disturb another one's measurements, too.
     with profiles.tuning_lock(profiles.this_machine(ops.name, ops.device)):
-        done = "no answers were recorded yet"
+        done = "not all answers were recorded yet"
         try:
             outcome = tuner.prepare()
             done = "no batch size was measured yet; what was recorded of the answers is kept for the next run"
@@ -157,7 +157,7 @@ def _finish(loaded: Any, outcome: Any, *, force: bool, plot: Path | None, as_jso
     from portadraft.tuner.report import as_dict, to_profile
 
     document = as_dict(outcome)
-    document["profiles"] = []
+    document["profiles"], document["failed"] = [], []
     simulated = outcome.config.device_curve is not None
     if simulated:
         document["stored"] = "nothing: the device is simulated"
@@ -174,11 +174,16 @@ def _finish(loaded: Any, outcome: Any, *, force: bool, plot: Path | None, as_jso
             document["stored"] = f"{len(document['profiles'])} profile(s) in the user's folder"
         except (OSError, InvalidArgument) as error:  # what took minutes to measure is shown all the same
             document["stored"] = f"nothing: {error}"
-            document["failed"] = True
+            document["failed"].append(f"no profile was stored: {error}")
     if plot is not None:
         from portadraft.tuner.plot import draw
 
-        document["plots"] = [str(p) for p in draw(outcome, plot)]
+        document["plots"] = []
+        try:
+            with writing(f"plot={str(plot)!r}", "a folder that can be written to"):
+                document["plots"] = [str(p) for p in draw(outcome, plot)]
+        except (OSError, InvalidArgument) as error:
+            document["failed"].append(f"nothing was drawn: {error}")
     return document
 
 
@@ -223,7 +228,7 @@ def _show(outcome: Any, document: dict[str, Any], console: Console) -> None:
     for note in outcome.notes:
         print(note)
     print(f"stored: {document['stored']}")
-    if "plots" in document:
+    if document.get("plots"):
         print(f"plots: {', '.join(document['plots'])}")
 
 

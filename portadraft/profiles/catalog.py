@@ -14,10 +14,14 @@ from portadraft.errors import CorruptFile, InvalidArgument, PortadraftError
 from portadraft.profiles.folder import Folder
 from portadraft.profiles.home import store_url, user_folder
 from portadraft.profiles.indexing import summaries
-from portadraft.profiles.mirror import UNREACHABLE, Mirror
+from portadraft.profiles.mirror import UNCOPIED, UNREACHABLE, Mirror
 from portadraft.profiles.nearness import Summary
 from portadraft.profiles.reading import parse, read
 from portadraft.profiles.schema import Profile
+from portadraft.profiles.stores import open_store
+
+IN_PLACE = "read in place"
+"""How the note on a store begins that is read without a copy."""
 
 
 @dataclass
@@ -116,10 +120,15 @@ def _fleet(flag: str | None, refresh: bool) -> Iterator[Place]:
         fresh_s = 0.0 if "://" not in url or url.lower().startswith("file://") else None
         if refresh:
             place.note = mirror.refresh() if fresh_s is None else mirror.refresh(fresh_s)
-            place.broken = place.note.startswith(UNREACHABLE)
-        place.entries = summaries(mirror.folder, keep=True)
+            place.broken = place.note.startswith((UNREACHABLE, UNCOPIED))
+        folder = mirror.folder
+        if place.note.startswith(UNCOPIED) and isinstance(store := open_store(url), Folder):
+            folder = place.folder = store  # it needs no copy
+            place.note, place.broken = f"{IN_PLACE}; {place.note}", False
+        place.entries = summaries(folder, keep=folder is mirror.folder)
     except (OSError, PortadraftError) as error:
-        place.note, place.broken = str(error), True
+        place.note = place.note if place.broken else str(error)  # that the copy cannot be read follows from it
+        place.broken = True
     yield place
 
 

@@ -21,6 +21,8 @@ from portadraft.scratch import sweep
 
 VARIABLE = "PORTADRAFT_PROFILES"
 """The fleet store's URL; "none" switches a configured one off."""
+_PROFILE_BYTES = 1 << 17
+"""As much as a large profile has."""
 
 
 def user_folder() -> Folder:
@@ -42,7 +44,7 @@ def check_writable() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     scratch = folder / f".{os.getpid()}-{secrets.token_hex(6)}.tmp"
     try:
-        scratch.touch(exist_ok=False)
+        scratch.write_bytes(bytes(_PROFILE_BYTES))
     finally:
         scratch.unlink(missing_ok=True)
 
@@ -60,7 +62,11 @@ def submitter() -> str:
                 return found
         sweep(path.parent, ".submitter-*.tmp")
         scratch = path.with_name(f".submitter-{secrets.token_hex(6)}.tmp")
-        scratch.write_text(secrets.token_hex(8), encoding="ascii")
+        try:
+            scratch.write_text(secrets.token_hex(8), encoding="ascii")
+        except OSError:
+            scratch.unlink(missing_ok=True)
+            raise
         try:
             if replace:  # what stands there is no name, or there are no links on this file system
                 scratch.replace(path)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from portadraft.identity import same_weights
-from portadraft.profiles.catalog import Place, places
+from portadraft.profiles.catalog import IN_PLACE, Place, places
 from portadraft.profiles.ids import same_drafter
+from portadraft.profiles.mirror import UNREACHABLE
 from portadraft.profiles.nearness import (
     Nearness,
     Query,
@@ -29,6 +30,8 @@ from portadraft.profiles.prediction import predict
 from portadraft.profiles.schema import Acceptance, Conditions, Profile, now
 
 MOST_POOLED = 256
+_UNUSUAL = (UNREACHABLE, IN_PLACE)
+"""Notes on a store that are said with a profile that came from it, too."""
 Table: TypeAlias = Callable[[Query], Sequence[Acceptance]]
 
 
@@ -74,7 +77,9 @@ class Found:
             looked = ", ".join(one.place + (f": {one.note}" if one.note else "") for one in self.looked)
             return f"no profile for this machine and model ({looked or 'none was asked for'}{differences})"
         pooled = f", {self.pooled} pooled" if self.pooled > 1 else ""
-        return f"profile, {self.step}: {self.place}{pooled}{differences}"
+        old = [one.note for one in self.looked if one.place in self.place and one.note.startswith(_UNUSUAL)]
+        note = f" ({old[0]})" if old else ""
+        return f"profile, {self.step}: {self.place}{note}{pooled}{differences}"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

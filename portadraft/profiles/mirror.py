@@ -9,14 +9,14 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from portadraft.errors import CorruptFile, PortadraftError, StoreUnreachable
-from portadraft.models.cache import cache_root
+from portadraft.models.cache import ENVIRONMENT, cache_root
 from portadraft.profiles.folder import Folder
 from portadraft.profiles.indexing import summaries
 from portadraft.profiles.reading import parse
@@ -31,7 +31,13 @@ RETRY_S = 600.0
 MOST_PROFILES = 10_000
 UNREACHABLE = "not reachable"
 """How `Mirror.refresh` begins where the store did not answer."""
+UNCOPIED = "not copied"
+"""How it begins where the store may well be there, but its copy cannot be written."""
 _STATE = "mirror.state"
+
+
+class CopyFailed(OSError):
+    """The store's copy in the cache cannot be written."""
 
 
 @dataclass
@@ -61,7 +67,8 @@ class Mirror:
 
         warn: told of each profile that is passed over.
 
-        Raises: StoreUnreachable, OSError, MissingDependency, InvalidArgument; the copy then stays as it was.
+        Raises: StoreUnreachable, OSError, MissingDependency, InvalidArgument; the copy then stays as it was. CopyFailed
+        (an OSError) where it is the copy that cannot be written.
         """
         store = open_store(self.url)
         if isinstance(store, Folder) and not store.path.is_dir():
@@ -70,10 +77,15 @@ class Mirror:
                 f"store={self.url!r}: {what}; expected one that `portadraft profiles push` has written to: "
                 "check its name, and whether it is mounted"
             )
-        self.folder.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.folder.path / ".lock", timeout=120)
         try:
-            with FileLock(self.folder.path / ".lock", timeout=120):
+            with self._writing():
+                self.folder.path.mkdir(parents=True, exist_ok=True)
+                lock.acquire()
+            try:
                 return self._sync(store, warn)
+            finally:
+                lock.release()
         except Timeout:
             raise StoreUnreachable(f"store={self.url!r}: another process has been copying it for two minutes") from None
 
@@ -93,8 +105,22 @@ class Mirror:
             for identity in out.removed:
                 self.folder.remove(identity)
         summaries(self.folder, keep=True, warn=warn)
-        self._state_path().write_text(json.dumps({"refused": out.refused}), encoding="utf-8")
+        with self._writing():
+            self._state_path().write_text(json.dumps({"refused": out.refused}), encoding="utf-8")
         return out
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raises: CopyFailed for what goes wrong with the copy, which is not the store's fault."""
+        try:
+            yield
+        except Timeout:
+            raise
+        except OSError as error:
+            raise CopyFailed(
+                f"{self.folder.path}: the store's copy cannot be written ({error.strerror or error}); free some space "
+                f"there, or name another place with {ENVIRONMENT}"
+            ) from error
 
     def _fetch(self, store: Store, identity: str) -> str | None:
         """Copy one; why it is refused for good, or "" where it has gone. Errors of the network pass through."""
@@ -105,7 +131,8 @@ class Mirror:
             return str(error)[:300]
         except FileNotFoundError:
             return ""
-        self.folder.put(data)
+        with self._writing():
+            self.folder.put(data)
         return None
 
     def refresh(self, fresh_s: float = FRESH_S, wait_s: float = WAIT_S) -> str:
@@ -115,28 +142,27 @@ class Mirror:
             return f"copied {_ago(age)} ago"
         if failed is not None and failed < min(fresh_s, RETRY_S):
             return f"{UNREACHABLE} {_ago(failed)} ago; {self._copy(age)}"
-        problem: list[str] = []
+        problem: list[Exception] = []
         thread = threading.Thread(target=self._quietly, args=(problem.append,), daemon=True, name="portadraft-profiles")
         thread.start()
         thread.join(wait_s)
         if not thread.is_alive() and not problem:
             return "copied now"
-        why = problem[0] if problem else f"it did not answer within {wait_s:g} s"
+        why = _words(problem[0]) if problem else f"it did not answer within {wait_s:g} s"
         with contextlib.suppress(OSError):
             self.folder.path.mkdir(parents=True, exist_ok=True)
             self._failure_path().touch()
-        return f"{UNREACHABLE} ({why}); {self._copy(age)}"
+        what = UNCOPIED if problem and isinstance(problem[0], CopyFailed) else UNREACHABLE
+        return f"{what} ({why}); {self._copy(age)}"
 
     def _copy(self, age: float | None) -> str:
         return "there is no copy of it yet" if age is None else f"the copy of {_ago(age)} ago is used"
 
-    def _quietly(self, complain: Callable[[str], None]) -> None:
+    def _quietly(self, complain: Callable[[Exception], None]) -> None:
         try:
             self.sync(warn=lambda text: None)  # `portadraft profiles pull` says what was passed over
-        except (OSError, PortadraftError) as error:
-            complain(" ".join(str(error).split())[:300])
         except Exception as error:  # a client may fail in any way; a look-up must not
-            complain(f"{type(error).__name__}: {error!s:.200}")
+            complain(error)
 
     def _failure_path(self) -> Path:
         return self.folder.path / "mirror.failed"
@@ -177,6 +203,12 @@ def _side_by_side(call: Callable[[str], str | None], ids: Sequence[str], workers
     if errors:
         raise errors[0]
     return {identity: out[identity] for identity in ids}
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, (OSError, PortadraftError)):
+        return " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {error!s:.200}"
 
 
 def _age_s(path: Path) -> float | None:

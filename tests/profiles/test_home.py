@@ -13,7 +13,7 @@ import platformdirs
 import pytest
 
 from portadraft.errors import InvalidArgument
-from portadraft.profiles import submitter, tuning_lock
+from portadraft.profiles import home, submitter, tuning_lock
 
 from .examples import MACHINE
 
@@ -38,6 +38,32 @@ def test_a_broken_submitter_is_replaced(broken: bytes) -> None:
     path.write_bytes(broken)
     assert submitter() == submitter()
     assert len(submitter()) == 16
+
+
+def test_a_full_disk_leaves_no_half_submitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        submitter()
+    assert list(platformdirs.user_data_path("portadraft").iterdir()) == []
+
+
+def test_whether_a_profile_could_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    home.check_writable()
+    folder = home.user_folder().path
+    assert list(folder.iterdir()) == []
+    real = Path.write_bytes
+
+    def full(self: Path, data: bytes) -> int:
+        real(self, data[:1])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        home.check_writable()
+    assert list(folder.iterdir()) == []
 
 
 _HOLD = """

@@ -25,7 +25,7 @@ from portadraft.profiles import mirror as mirror_module
 from portadraft.profiles.folder import Folder, digest
 from portadraft.profiles.indexing import parse_index, push, rebuild, summaries
 from portadraft.profiles.lookup import find
-from portadraft.profiles.mirror import Mirror
+from portadraft.profiles.mirror import CopyFailed, Mirror
 from portadraft.profiles.reading import MOST_BYTES, parse
 from portadraft.profiles.schema import Profile
 from portadraft.profiles.stores import Bucket, Store, WebIndex, open_store
@@ -293,13 +293,37 @@ def test_offline_the_last_copy_serves(web: tuple[str, Path], monkeypatch: pytest
         raise StoreUnreachable("the cable was cut")
 
     monkeypatch.setattr(mirror_module, "open_store", gone)
-    monkeypatch.setattr(mirror_module, "FRESH_S", 0.0)
     mirror = Mirror(url)
     note = mirror.refresh(fresh_s=0.0)
     assert note.startswith("not reachable (the cable was cut); the copy of ") and note.endswith(" ago is used")
-    assert find(query()).step == "exact"
+    os.utime(mirror.folder.path / "mirror.state", (0, 0))
+    found = find(query())
+    assert found.step == "exact" and f"{url} ($PORTADRAFT_PROFILES) (not reachable" in found.reason
     with pytest.raises(StoreUnreachable):
         mirror.sync()
+
+
+@pytest.mark.parametrize("address", ["folder", "web"])
+def test_a_copy_that_cannot_be_written(
+    address: str, web: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full or read-only cache is not called the store's fault; a folder is then read where it is."""
+    url = web[0] if address == "web" else str(tmp_path / "store")
+    push(Folder(web[1] if address == "web" else Path(url)), [make().to_bytes()])
+    monkeypatch.setenv("PORTADRAFT_PROFILES", url)
+    (tmp_path / "cache").touch()  # a file where the cache should be
+    monkeypatch.setenv("PORTADRAFT_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(CopyFailed, match=r"cache.*: the store's copy cannot be written .*PORTADRAFT_CACHE"):
+        Mirror(url).sync()
+    found = find(query())
+    note = found.looked[1].note
+    assert "not copied" in note and "not reachable" not in note
+    if address == "folder":
+        assert found.step == "exact" and note.startswith("read in place; ") and "(read in place" in found.reason
+    else:
+        assert found.step == "none" and note.startswith("not copied (")
+    monkeypatch.setenv("PORTADRAFT_CACHE", str(tmp_path / "another"))
+    assert find(query()).step == "exact" and "read in place" not in find(query()).reason
 
 
 def test_a_slow_store_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

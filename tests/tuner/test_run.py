@@ -200,7 +200,7 @@ def test_the_command_interrupted(after: int, place: Path, monkeypatch: pytest.Mo
         assert user_folder().ids() == document["profiles"]
     else:
         assert result.stdout == ""
-        reason = "no batch size was measured yet" if after else "no answers were recorded yet"
+        reason = "no batch size was measured yet" if after else "not all answers were recorded yet"
         assert f"interrupted: nothing is stored, since {reason}" in result.stderr
         assert user_folder().ids() == []
 
@@ -422,6 +422,20 @@ def test_a_busy_machine_stores_nothing_unless_forced(place: Path, monkeypatch: p
     document = json.loads(run(*arguments, "--force").stdout)
     (identity,) = document["profiles"]
     assert profiles.parse(user_folder().get(identity)).disturbed
+
+
+def test_what_cannot_be_drawn_is_shown_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="the tune extra is not installed")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device", ".tuning.tmp.png")
+
+    monkeypatch.setattr("portadraft.tuner.plot._save", full)
+    where = str(tmp_path / "plots")
+    result = plan_of(tmp_path, "--json", "--plot", where)
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["plots"] == []
+    assert f"nothing was drawn: plot='{where}': cannot be written to (No space left on device)" in result.stderr
 
 
 @pytest.mark.parametrize("busy", [False, True])
