@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,27 +51,69 @@ def test_device_and_dtype() -> None:
     assert "kept" in choose_dtype("auto", "cpu", True).reason
 
 
-def test_rope_base_of_a_new_folder_is_found(tmp_path: Path) -> None:
-    """transformers 5 writes the base inside rope_parameters only; mlx-lm would take 10,000."""
+_SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "max_position_embeddings": 128, "initializer_range": 0.3, "eos_token_id": None, "bos_token_id": None,
+    "pad_token_id": None,
+}  # fmt: skip
+_THETA = {"rope_type": "default", "rope_theta": 500.0}
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("Llama", {"num_key_value_heads": 2, "rope_parameters": _THETA}),
+        ("GPTNeoX", {"intermediate_size": 128, "rope_parameters": {**_THETA, "partial_rotary_factor": 0.5}}),
+        ("StableLm", {"num_key_value_heads": 2, "rope_parameters": {**_THETA, "partial_rotary_factor": 0.5}}),
+        (
+            "Gemma3Text",
+            {
+                "num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 6,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 60.0},
+                },
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_what_new_folders_say_elsewhere_is_found(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
+    """transformers 5 writes bases and windows where mlx-lm does not look; it would take others, silently."""
     torch = pytest.importorskip("torch", reason="the torch extra is not installed")
     import transformers
 
     from portadraft.backends.mlx.loading import _load_folder
 
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-    )  # fmt: skip
+    config = getattr(transformers, f"{family}Config")(**{**_SIZES, **options})
     torch.manual_seed(0)
-    hf = transformers.LlamaForCausalLM(config).eval()
+    hf = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     hf.save_pretrained(tmp_path)
-    assert "rope_theta" not in json.loads((tmp_path / "config.json").read_text())
-    model = _load_folder(tmp_path, "tiny")
     ids = list(range(3, 40))
     with torch.no_grad():
         expected = hf(torch.tensor([ids])).logits[0, -1].numpy()
-    assert packed.distance(packed.plain(model, ids), expected) < 1e-4
+    assert packed.distance(packed.plain(_load_folder(tmp_path, "tiny"), ids), expected) < 1e-3
+    stated = json.loads((tmp_path / "config.json").read_text())
+    assert "rope_theta" not in stated
+    whole = stated["rope_parameters"].get("full_attention", stated["rope_parameters"])
+    whole["rope_theta"] = 10_000.0
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    assert packed.distance(packed.plain(_load_folder(tmp_path, "tiny"), ids), expected) > 1e-2
+
+
+def test_what_mlx_lm_cannot_say_or_read_is_refused(tmp_path: Path) -> None:
+    from portadraft.backends.mlx.loading import _load_folder
+    from portadraft.backends.mlx.renamed import older_names
+
+    kinds = ["sliding_attention", "full_attention", "full_attention"]
+    with pytest.raises(UnsupportedModel, match=r"do not repeat \(sliding_attention, full.*backend='torch'"):
+        older_names({"model_type": "gemma3_text", "layer_types": kinds}, "tiny")
+    assert older_names({"model_type": "qwen3", "layer_types": kinds}, "tiny") == {}
+    assert older_names({"model_type": "cohere2", "layer_types": kinds[:2] * 2}, "tiny") == {"sliding_window_pattern": 2}
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"x": mx.zeros(1)})
+    with pytest.raises(UnsupportedModel, match=r"cannot read its config\.json \(TypeError: .*hidden_size"):
+        _load_folder(tmp_path, "tiny")
 
 
 def test_the_generation_config_is_kept(tmp_path: Path) -> None:

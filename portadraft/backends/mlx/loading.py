@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from portadraft.backends.mlx.gguf import load_gguf
 from portadraft.backends.mlx.ops import mlx_dtype
+from portadraft.backends.mlx.renamed import older_names
 from portadraft.backends.sources import Chosen, fetch, first_line
 from portadraft.backends.tokenizers import load_gguf_tokenizer, load_tokenizer
 from portadraft.errors import CorruptFile, InvalidArgument, MissingDependency, UnsupportedModel
@@ -99,14 +100,7 @@ def load_model(source: ModelSource | str, dtype: str = "auto", device: str = "au
 def _load_folder(folder: Path, label: str) -> Any:
     from mlx_lm.utils import load_model as load
 
-    config = dict(read_config(folder))
-    changes: dict[str, Any] = {}
-    parameters = config.get("rope_parameters")
-    if isinstance(parameters, dict) and "rope_theta" not in config and "rope_theta" in parameters:
-        # Newer files keep the base there only; mlx-lm's models look for it at the top, and silently take 10,000.
-        changes["rope_theta"] = parameters["rope_theta"]
-        if parameters.get("rope_type", "default") != "default" and not config.get("rope_scaling"):
-            changes["rope_scaling"] = parameters
+    changes = older_names(read_config(folder), label)
     try:
         model, _ = load(folder, model_config=changes)
     except ModuleNotFoundError as error:
@@ -118,6 +112,11 @@ def _load_folder(folder: Path, label: str) -> Any:
                 f"model={label!r}: mlx-lm has no code for it ({text}); use another model, or backend='torch'"
             ) from error
         raise CorruptFile(f"model={label!r}: its weights do not fit config.json ({text})") from error
+    except (TypeError, KeyError, AttributeError) as error:
+        raise UnsupportedModel(
+            f"model={label!r}: mlx-lm cannot read its config.json ({type(error).__name__}: {first_line(error)}); use "
+            "another model, or backend='torch'"
+        ) from error
     return model
 
 
