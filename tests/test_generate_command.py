@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,3 +70,67 @@ def test_streams_that_were_closed(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr().out == ""
     monkeypatch.setattr("sys.stdout", None)
     assert guarded(lambda: 5)() == 5
+
+
+def test_arguments_that_the_locale_cannot_read_are_taken_as_utf8() -> None:
+    assert read_prompt("h\udcc3\udca9llo") == "h\u00e9llo"  # as Python passes UTF-8 on under LC_ALL=C
+    with pytest.raises(InvalidArgument, match=r"^prompt: the argument is not UTF-8 \(invalid start byte at byte 1\)"):
+        read_prompt("h\udcff")
+
+
+def test_a_mark_of_byte_order_is_no_text(runner: CliRunner, fake: Fake) -> None:  # noqa: F811
+    assert runner.invoke(app, ["generate"], input=b"\xef\xbb\xbfhello\n").exit_code == 0
+    assert fake.asked[0] == "hello"
+
+
+@pytest.mark.parametrize(("value", "shown"), [("1", True), ("yes", True), ("0", False), ("", False)])
+def test_tracebacks_on_request(
+    runner: CliRunner,  # noqa: F811
+    fake: Fake,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    value: str,
+    shown: bool,
+) -> None:
+    fake.error = InvalidArgument("wrong")
+    monkeypatch.setenv("PORTADRAFT_DEBUG", value)
+    assert isinstance(runner.invoke(app, ["generate", "hi"]).exception, InvalidArgument) is shown
+
+
+INTERRUPTED_WHILE = """
+    import os, signal, sys, types
+    import portadraft.cli.app as cli
+
+    module = types.ModuleType("torch")
+    module.__spec__ = types.SimpleNamespace(_initializing={importing})
+    sys.modules["torch"] = module
+
+    @cli.app.command()
+    @cli.guarded
+    def native() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            print("an exception in native code", flush=True)
+            raise
+
+    sys.argv = ["portadraft", "native"]
+    cli.main()
+"""
+
+
+@pytest.mark.parametrize(("importing", "printed"), [(True, ""), (False, "an exception in native code\n")])
+def test_an_interrupted_import_ends_at_once(importing: bool, printed: str) -> None:
+    code = textwrap.dedent(INTERRUPTED_WHILE.format(importing=importing))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, printed, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_help_on_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "portadraft", "generate", "--help"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("portadraft: error: [Errno 28] ") and done.stderr.count("\n") == 1

@@ -10,7 +10,7 @@ import typer
 
 import portadraft
 from portadraft.cli import bench, bench_training, profiles, tuning
-from portadraft.cli.guard import INTERRUPTED, complain, guarded
+from portadraft.cli.guard import INTERRUPTED, complain, guarded, interrupt_imports
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -341,7 +341,11 @@ def main() -> None:
     """The console script."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a letter is no reason to stop
+    interrupt_imports()
     try:
         app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except OSError as error:  # while help is printed (a full disk)
+        complain(f"error: {error}")
+        sys.exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -47,17 +48,21 @@ def main(
 def read_prompt(prompt: str | None) -> str:
     """The argument, or all of standard input.
 
-    Raises: InvalidArgument where there is none.
+    Raises: InvalidArgument where there is none, or it is not UTF-8.
     """
     if prompt is not None and prompt != "-":
-        return prompt
+        strange = any("\ud800" <= character <= "\udfff" for character in prompt)  # bytes that the locale cannot read
+        return _decoded(os.fsencode(prompt), "the argument") if strange else prompt
     if sys.stdin is None or (prompt is None and sys.stdin.isatty()):  # None: it was closed
         raise InvalidArgument("prompt: none given; pass it as an argument, or on standard input")
+    return _decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
+
+
+def _decoded(raw: bytes, what: str) -> str:
     try:
-        text = sys.stdin.buffer.read().decode("utf-8")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"prompt: standard input is not UTF-8 ({error.reason} at byte {error.start})") from None
-    return text.removesuffix("\n")
+        raise InvalidArgument(f"prompt: {what} is not UTF-8 ({error.reason} at byte {error.start})") from None
 
 
 def read_biases(texts: Sequence[str]) -> dict[int, float] | None:

@@ -1,16 +1,18 @@
 """How commands end: one clear line for a mistake, silence for Ctrl-C and closed pipes.
 
 Exit status: 0 done; 1 the machine failed (a full disk, a file that cannot be read); 2 the call was wrong or cannot
-be served; 130 interrupted. With PORTADRAFT_DEBUG set, tracebacks are shown instead.
+be served; 130 interrupted. With PORTADRAFT_DEBUG set (to more than 0), tracebacks are shown instead.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 import typer
@@ -41,12 +43,34 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except (PortadraftError, OSError) as error:
-            if os.environ.get("PORTADRAFT_DEBUG"):
+            if os.environ.get("PORTADRAFT_DEBUG", "0") not in ("", "0"):
                 raise
             complain(f"error: {error}")
             raise typer.Exit(2 if isinstance(error, PortadraftError) else 1) from None
 
     return run
+
+
+def interrupt_imports() -> None:
+    """From now on Ctrl-C ends the process at once while torch or mlx is being imported.
+
+    Their native code imports more of them, and an exception that comes up through it aborts the process with a
+    message of its own. Nothing that would have to be put away exists by then.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return  # ignored (nohup), or somebody else's
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        if any(_being_imported(name) for name in ("torch", "mlx.core")):
+            os._exit(INTERRUPTED)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, interrupted)
+
+
+def _being_imported(name: str) -> bool:
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
 
 
 def complain(message: str) -> None:
