@@ -125,6 +125,26 @@ def test_an_interrupted_import_ends_at_once(importing: bool, printed: str) -> No
     assert (done.returncode, done.stdout, done.stderr) == (130, printed, "")
 
 
+def test_a_second_interrupt_is_as_quiet() -> None:
+    code = """
+        import atexit, os, signal, sys
+        import portadraft.cli.app as cli
+
+        atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), print("shut down to the end", flush=True)))
+
+        @cli.app.command()
+        @cli.guarded
+        def long() -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+        sys.argv = ["portadraft", "long"]
+        cli.main()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_help_on_a_full_disk_is_one_line() -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:

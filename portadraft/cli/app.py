@@ -10,7 +10,7 @@ import typer
 
 import portadraft
 from portadraft.cli import bench, bench_training, profiles, tuning
-from portadraft.cli.guard import INTERRUPTED, complain, guarded, interrupt_imports
+from portadraft.cli.guard import INTERRUPTED, complain, guarded, interrupt_imports, interrupt_shutdown
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -349,3 +349,5 @@ def main() -> None:
     except OSError as error:  # while help is printed (a full disk)
         complain(f"error: {error}")
         sys.exit(1)
+    finally:
+        interrupt_shutdown()

@@ -68,6 +68,12 @@ def interrupt_imports() -> None:
     signal.signal(signal.SIGINT, interrupted)
 
 
+def interrupt_shutdown() -> None:
+    """From now on Ctrl-C ends the process at once: the command is over, and libraries clear up for a second or two."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
+
+
 def _being_imported(name: str) -> bool:
     spec = getattr(sys.modules.get(name), "__spec__", None)
     return bool(getattr(spec, "_initializing", False))
