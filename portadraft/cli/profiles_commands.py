@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -166,8 +167,6 @@ def explain(load: dict[str, Any], *, temperature: float, context: int, as_json: 
 def push(ids: Sequence[str], store: str | None, as_json: bool) -> None:
     url = _store(store)
     documents = [profile.to_bytes() for profile in _of_user(ids)]
-    if not documents:
-        raise InvalidArgument(f"{user_folder().path}: it holds no profiles; make one with `portadraft tune`")
     with writing(f"store={url!r}", "a folder or URL that can be written to"):
         pushed = push_documents(open_store(url), documents, note=complain)
     if as_json:
@@ -285,6 +284,8 @@ def _of_user(ids: Sequence[str]) -> list[Profile]:
             if ids:
                 raise
             complain(f"warning: a profile is passed over: {error}")
+    if not out:
+        raise InvalidArgument(f"{folder.path}: it holds no profiles; make one with `portadraft tune`")
     return out
 
 
@@ -299,7 +300,7 @@ def _resolve(text: str, ids: Sequence[str]) -> str:
 
 
 def _one(text: str) -> Profile:
-    if Path(text).is_file():
+    if os.path.lexists(text) or text.lower().endswith(".json"):
         return read(Path(text))
     found = places(refresh=False)
     identity = _resolve(text, [identity for place in found for identity in place.entries])

@@ -67,6 +67,8 @@ class Folder:
             names = os.listdir(self.path)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise type(error)(f"{self.path}: cannot be read ({error.strerror or error})") from None
         return sorted(identity for name in names if (identity := id_of(name)))
 
     def get(self, identity: str) -> bytes:

@@ -35,8 +35,11 @@ def parse(data: bytes, name: str = "profile") -> Profile:
     Raises: CorruptFile where it is too large, too deep, no JSON, or outside the schema; NewerSchema for a schema
     version above ours.
     """
-    check_bounds(data, name)
     label = _label(name)
+    if len(data) <= MOST_BYTES and not data.lstrip().startswith(b"{"):
+        what = "not a JSON object" if data.strip() else "it is empty"
+        raise CorruptFile(f"{label}: {what}; expected a whole profile")
+    check_bounds(data, name)
     try:
         version = _Header.model_validate_json(data).schema_version
         if version > SCHEMA_VERSION:
@@ -67,7 +70,9 @@ def read_bounded(path: Path, most: int = MOST_BYTES) -> bytes:
     try:
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no such file") from None
+        raise FileNotFoundError(f"{_label(str(path))}: no such file") from None
+    except OSError as error:  # a loop of links, a name too long, no permission, …
+        raise type(error)(f"{_label(str(path))}: cannot be read ({error.strerror or error})") from None
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise CorruptFile(f"{_label(str(path))}: not an ordinary file")

@@ -57,6 +57,10 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     if not text or not text.isprintable():
         raise InvalidArgument(f"store={text!r:.80}: expected a folder, or a URL such as s3://bucket/profiles")
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+)://", text)
+    if scheme is None and (slip := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+", text)):
+        raise InvalidArgument(f"store={text!r:.80}: expected a folder, or a URL with two slashes: {slip[1]}://…")
+    if scheme is not None and not text[scheme.end() :].strip("/"):
+        raise InvalidArgument(f"store={text!r:.80}: expected a folder or bucket behind {scheme[0]}")
     if scheme is None or scheme[1].lower() in ("file", "local"):
         return Folder(Path(text[scheme.end() :] if scheme else text).expanduser())
     if scheme[1].lower() in ("http", "https"):

@@ -92,10 +92,15 @@ def test_mistakes(tmp_path: Path) -> None:
     assert "none is configured; pass --store" in run("push", status=2)
     assert "none is configured" in run("pull", status=2)
     assert "it holds no profiles" in run("push", "--store", str(tmp_path), status=2)
+    assert "it holds no profiles" in run("export", "--out", str(tmp_path / "out"), status=2)
     assert "no such profile" in run("show", "abcd1234", status=2)
     save(ONE)
     assert "no such profile" in run("push", "ffff0000", "--store", str(tmp_path), status=2)
     assert "store='nonsense://x'" in run("push", "--store", "nonsense://x", status=2)
+    for slip in ("s3:/x/y", "file:/x"):
+        assert "a URL with two slashes" in run("push", "--store", slip, status=2)
+    for nowhere in ("file://", "s3://", "https:///"):
+        assert "expected a folder or bucket behind" in run("push", "--store", nowhere, status=2)
     assert "check the address" in run("pull", "--store", "http://127.0.0.1:9/x", status=2)
 
 
@@ -161,6 +166,10 @@ def test_places_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.undo()
     monkeypatch.setenv("XDG_DATA_HOME", str(file / "x"))
     move_home(monkeypatch, file / "x")
+    for command, option in (("export", "--out"), ("push", "--store")):
+        text = run(command, option, str(tmp_path / "anywhere"), status=1)
+        assert f"{home.user_folder().path}: cannot be read (Not a directory)" in text and "Errno" not in text
+    assert "cannot be read (Not a directory)" in people("list")
     text = run("import", exported, status=2)
     assert f"XDG_DATA_HOME='{file / 'x'}': your folder" in text and "Not a directory" in text and "Errno" not in text
 
@@ -172,6 +181,44 @@ def test_a_profile_given_twice_counts_once(tmp_path: Path) -> None:
     assert run("import", *map(str, paths))["imported"] == [ONE.id]
     assert people("import", *map(str, paths)).startswith("1 profile taken")
     assert run("export", ONE.id, ONE.id[:8], "--out", str(tmp_path / "out"))["exported"] == [ONE.id]
+
+
+def test_files_that_are_no_profiles(tmp_path: Path) -> None:
+    """Each is named with what it is, by every command that reads files, and none by the system's number."""
+    made: dict[str, tuple[str, int]] = {
+        "folder.json": ("not an ordinary file", 2),
+        "weights.json": ("not a JSON object", 2),
+        "empty.json": ("it is empty", 2),
+        "list.json": ("not a JSON object", 2),
+        "index.json": ("schema_version: Field required", 2),
+        "newer.json": ("schema version 99; this portadraft reads up to 1", 2),
+        "older.json": ("schema_version: Input should be 1", 2),
+        "cut.json": ("cut short", 2),
+        "link.json": ("no such file", 1),
+        "loop.json": ("cannot be read (", 1),
+        "n" * 300 + ".json": ("cannot be read (", 1),
+    }
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "weights.json").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00" + bytes(range(256)))
+    (tmp_path / "empty.json").write_bytes(b" \n")
+    (tmp_path / "list.json").write_bytes(b"[]")
+    (tmp_path / "index.json").write_bytes(b'{"index_version": 1, "entries": {}}')
+    for name, version in (("newer", 99), ("older", 0)):
+        document = json.loads(ONE.to_bytes()) | {"schema_version": version}
+        (tmp_path / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
+    (tmp_path / "cut.json").write_bytes(ONE.to_bytes()[:-9])
+    (tmp_path / "link.json").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
+    for name, (message, status) in made.items():
+        path = str(tmp_path / name)
+        for command in ("show", "import", "merge"):
+            said = run(command, path, status=status)
+            assert message in said and name[-99:] in said and "Errno" not in said, (command, name)
+    rows = CliRunner().invoke(app, ["profiles", "validate", "--json", *(str(tmp_path / name) for name in made)])
+    assert rows.exit_code == 2
+    problems = [row["problem"] for row in json.loads(rows.stdout)["files"]]
+    assert all(m in p for (m, _), p in zip(made.values(), problems, strict=True))
+    assert home.user_folder().ids() == []
 
 
 @pytest.mark.parametrize(
