@@ -189,9 +189,24 @@ class AcceptanceTable:
                 raise ValueError(
                     f"{name}: shape {array.shape}, expected {(len(categories), *grid.size)}, none negative"
                 )
-        if (counts["accepted"] > counts["steps"] * 4096).any() or (counts["found"] > counts["steps"]).any():
+        if any(len(text) > 300 or not text.isprintable() for text in (*categories, *(raw[f] for f in names))):
+            raise ValueError("categories, origin: expected short printable texts")
+        table = AcceptanceTable(grid, origin, categories, **counts)
+        if not table.steps.any():
+            raise ValueError("it has no steps")
+        if table._contradicts_itself():
             raise ValueError("counts that contradict each other")
-        return AcceptanceTable(grid, origin, categories, **counts)
+        return table
+
+    def _contradicts_itself(self) -> bool:
+        """Whether steps have more accepted or verified nodes than their shape has depth or slots."""
+        depth, slots = np.zeros(self.grid.size, np.int64), np.zeros(self.grid.size, np.int64)
+        for index, shape in self.grid.cells():
+            depth[index], slots[index] = self.kind.depth(shape, True), self.kind.slots(shape, True)
+        steps = self.steps.astype(np.int64)
+        return bool(
+            (self.accepted > steps * depth).any() or (self.nodes > steps * slots).any() or (self.found > steps).any()
+        )
 
 
 def make_table(

@@ -201,7 +201,7 @@ def _known(found: Mapping[str, Any], section: str, where: str) -> None:
 
 def _text(document: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
     value = document.get(key, default)
-    if not isinstance(value, str) or len(value) > 300:
+    if not isinstance(value, str) or len(value) > 300 or not value.isprintable():
         raise InvalidArgument(f"{where}: {key}={value!r:.40}; expected a short text")
     return value
 

@@ -79,9 +79,9 @@ def read_prompts(path: Path) -> list[Prompt]:
             text = category = None
         if not isinstance(text, str) or not text:
             raise InvalidArgument(f"{path}, line {number}: expected a JSON object with `prompt` or `turns`")
-        if not isinstance(category, str):
+        if not isinstance(category, str) or len(category) > 100 or not category.isprintable():
             raise InvalidArgument(
-                f"{path}, line {number}: category={category!r:.60}: expected the kind of text as a string, or none"
+                f"{path}, line {number}: category={category!r:.60}: expected a short name of the kind of text, or none"
             )
         found.append(Prompt(text, category))
     if not found:

@@ -207,10 +207,18 @@ def test_a_damaged_table_is_named(table, tmp_path):
         path.write_bytes(broken)
         with pytest.raises(CorruptFile, match="not an acceptance table"):
             AcceptanceTable.load(path)
-    bad = dataclasses.replace(table, found=table.steps + 1)
-    bad.save(path)
-    with pytest.raises(CorruptFile, match="contradict"):
-        AcceptanceTable.load(path)
+    escape = tuple("\x1b[31mred" for _ in table.categories)
+    for changes, message in (
+        ({"found": table.steps + 1}, "contradict"),
+        ({"accepted": table.steps * 100}, "contradict"),  # a beam is at most so deep
+        ({"nodes": table.steps * 1000}, "contradict"),
+        ({name: np.zeros_like(table.steps) for name in ("steps", "accepted", "found", "nodes")}, "no steps"),
+        ({"categories": escape}, "printable"),
+        ({"origin": dataclasses.replace(table.origin, drafter="redrafter\x07")}, "printable"),
+    ):
+        dataclasses.replace(table, **changes).save(path)
+        with pytest.raises(CorruptFile, match=message):
+            AcceptanceTable.load(path)
 
 
 def test_a_table_without_a_step_is_refused(target, recordings):

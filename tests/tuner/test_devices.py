@@ -136,6 +136,7 @@ def test_a_roofline_is_flat_until_computing_takes_longer():
     [
         ([], "expected an object"),
         ({"name": 3, "check": {}}, "name=3"),
+        ({"name": "\x1b[31mred", "check": {}}, "name=.*expected a short text"),
         ({"name": "x"}, "check=None"),
         ({"name": "x", "check": {"slots": [2, 4], "ms": [1, 2]}}, "from 1 on"),
         ({"name": "x", "check": {"slots": [1, 1], "ms": [1, 2]}}, "rising slots"),

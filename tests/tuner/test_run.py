@@ -238,6 +238,9 @@ def test_prompts_may_hold_any_line_separator_and_must_be_utf8(tmp_path: Path) ->
     path.write_text('{"prompt": "one"}\n{"prompt": "two", "category": 3}\n', "utf-8")
     with pytest.raises(InvalidArgument, match="line 2: category=3: expected"):
         read_prompts(path)
+    path.write_text(json.dumps({"prompt": "one", "category": "\x1b[31mred"}), "utf-8")
+    with pytest.raises(InvalidArgument, match=r"line 1: category=.*: expected a short name of the kind of text"):
+        read_prompts(path)
 
 
 def test_a_simulated_device_is_tuned_with_the_models_acceptance(model: Any, place: Path) -> None:
