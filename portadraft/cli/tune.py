@@ -69,11 +69,7 @@ def main(
             raise InvalidArgument("device_curve='': expected a JSON file, or the name of a curve that comes with us")
         config = replace(config, device_curve=read_curve(Path(device_curve)))
     if plot is not None:
-        from portadraft.tuner.plot import load_matplotlib, place
-
-        load_matplotlib()
-        with writing(f"plot={str(plot)!r}", "a folder that can be written to"):
-            place(plot)
+        can_draw(plot)
     if config.prompts is not None:
         from portadraft.tuner.recordings import read_prompts
 
@@ -100,6 +96,15 @@ def main(
         raise OSError("; ".join(failed))
     if interrupted:
         raise KeyboardInterrupt
+
+
+def can_draw(plot: Path) -> None:
+    """Before minutes of measuring. Raises: MissingDependency; InvalidArgument, OSError for a place that is none."""
+    from portadraft.tuner.plot import load_matplotlib, place
+
+    load_matplotlib()
+    with writing(f"plot={str(plot)!r}", "a folder that can be written to"):
+        place(plot)
 
 
 def _expect_to_store() -> None:

@@ -106,7 +106,10 @@ def bench_tuner(
     """The tuner's choice against the exhaustive truth."""
     from portadraft.bench.tuner import tuner_bench
     from portadraft.cli.generate import drafter_name
-    from portadraft.cli.tune import progress, seconds
+    from portadraft.cli.tune import can_draw, progress, seconds
+
+    if plot is not None:
+        can_draw(plot)
 
     with progress() as say:
         report = tuner_bench(

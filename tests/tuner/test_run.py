@@ -607,6 +607,13 @@ def test_bench_tuner_reports_choice_truth_and_predictions(place: Path) -> None:
     json.dumps(report)
 
 
+def test_bench_tuner_says_at_once_where_it_cannot_draw() -> None:
+    pytest.importorskip("matplotlib", reason="the tune extra is not installed")
+    result = CliRunner().invoke(app, ["bench", "tuner", "--model", "/no/such", "--plot", "/dev/null"])
+    assert result.exit_code == 2
+    assert "plot='/dev/null': cannot be written to (it is a file)" in result.output
+
+
 def test_bench_table3_has_out_of_memory_as_a_cell(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = LiveMachine.steps
 
