@@ -39,3 +39,7 @@ def test_the_command_on_a_tiny_model(tmp_path: Path) -> None:
     assert {r["same_text"] for r in report["runs"]} == {6}
     assert len({r["tokens"] for r in report["runs"]}) == 1
     assert report["prompt_tokens"]["least"] < report["prompt_tokens"]["most"]
+    prompts.write_text(json.dumps({"prompt": "x"}) + "\n\n" + json.dumps({"prompt": "word " * 5000}) + "\n")
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 2
+    assert "error: prompt #2: " in result.stderr, "by its place in the file, whatever the order of the runs"

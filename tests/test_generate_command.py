@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,18 @@ def test_streams_that_were_closed(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr().out == ""
     monkeypatch.setattr("sys.stdout", None)
     assert guarded(lambda: 5)() == 5
+
+
+def test_log_probabilities_are_said_to_be_elsewhere(
+    runner: CliRunner,  # noqa: F811
+    fake: Fake,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generate = fake.generate
+    monkeypatch.setattr(fake, "generate", lambda *given, **more: replace(generate(*given, **more), logprobs=()))
+    line = ["generate", "hi", "--logprobs", "1"]
+    assert "note: log-probabilities are shown with --json\n" in runner.invoke(app, line).stderr
+    assert "note:" not in runner.invoke(app, [*line, "--json"]).stderr
 
 
 def test_arguments_that_the_locale_cannot_read_are_taken_as_utf8() -> None:

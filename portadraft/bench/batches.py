@@ -11,6 +11,7 @@ from typing import Any
 
 from portadraft.api import Model, load
 from portadraft.bench.acceptance import read_prompts
+from portadraft.bench.verify import encoded
 from portadraft.errors import InvalidArgument
 
 
@@ -35,8 +36,10 @@ def batches(
     """
     if count < 1 or not slots or min(slots) < 1:
         raise InvalidArgument(f"count={count}, slots={list(slots)}: expected numbers of at least 1")
-    texts = spread(read_prompts(prompts), count)
+    whole = read_prompts(prompts)
+    texts = spread(whole, count)
     loaded = load(model, dtype=dtype)
+    lengths = [len(encoded(loaded, f"#{whole.index(text) + 1}", text)) for text in texts]  # all, before any is run
     loaded.generate(texts[:2], max_tokens=4)  # what is done once is not timed
     rows: list[dict[str, Any]] = []
     peaks: list[float] = []
@@ -48,7 +51,6 @@ def batches(
             row["same_text"] = sum(a == b for a, b in zip(ids, first[0], strict=True))
             row["speedup"] = round(first[1] / row["wall_s"], 2)
             rows.append(row)
-    lengths = [len(loaded.codec.encode_prompt(text)) for text in texts]
     return {
         "bench": "batches",
         "model": loaded.name,

@@ -126,17 +126,17 @@ def verify(
         raise InvalidArgument("prompts=[]: expected at least one")
     target, codec = model.target, model.codec
     ends = sorted(codec.end_tokens)
-    encoded = [(name, _encoded(model, name, text)) for name, text in prompts]  # all, before any is run
+    prepared = [(name, encoded(model, name, text)) for name, text in prompts]  # all, before any is run
     kinds = [replace(sampling, temperature=0.0)] + ([] if sampling.greedy else [sampling])
     comparisons = []
     for kind in kinds:
-        for name, ids in encoded:
+        for name, ids in prepared:
             say(f"{'greedy' if kind.greedy else f'temperature {kind.temperature:g}'}: {name}")
             found = compare(target, selected.drafter, ids, shape, sampling=kind, max_tokens=max_tokens, end_tokens=ends)
             comparisons.append((name, kind, found))
     samples = []
     if not sampling.greedy:
-        for name, ids in encoded[:3]:
+        for name, ids in prepared[:3]:
             say(f"{draws} draws: {name}")
             samples.append(_samples(model, name, ids, sampling, draws))
     facts = {
@@ -150,7 +150,11 @@ def verify(
     return Report(facts, comparisons, samples)
 
 
-def _encoded(model: Model, name: str, text: str) -> Sequence[int]:
+def encoded(model: Model, name: str, text: str) -> Sequence[int]:
+    """The ids of a prompt of that name.
+
+    Raises: InvalidArgument where the model cannot take it, naming it.
+    """
     try:
         (ids,) = encode_prompts(model.codec, model.target.facts, [text], raw=False, batch=False)
     except InvalidArgument as error:

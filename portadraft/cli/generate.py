@@ -41,6 +41,8 @@ def main(
     if not as_json:
         for notice in result.notices:
             complain(f"note: {notice}")
+        if result.logprobs is not None:
+            complain("note: log-probabilities are shown with --json")
     if stats:
         print(describe(result), file=sys.stderr)
 
