@@ -11,7 +11,7 @@ from typing import Any
 
 from portadraft.drafters.select import Selected
 from portadraft.errors import InvalidArgument, PortadraftError
-from portadraft.profiles.catalog import Place, is_file, places
+from portadraft.profiles.catalog import Place, check_named, places
 from portadraft.profiles.following import ProfileShapes, profile_policy
 from portadraft.profiles.ids import drafter_identity, model_identity
 from portadraft.profiles.lookup import Found, find_in
@@ -29,7 +29,8 @@ class Book:
     profiles: where to look, as `portadraft.profiles.catalog.places` takes it ("auto", "none", a profile or its file,
     a store). name: the model's, for published figures. tokenizer: its fingerprint.
 
-    Raises: CorruptFile, OSError where `profiles` names a file that cannot be read; InvalidArgument where it is "".
+    Raises: CorruptFile, OSError where `profiles` names a file that cannot be read; InvalidArgument where it names
+    nothing that is there.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Book:
         self._query: Query | None = None
         self._places: list[Place] | None = None
         self._known: dict[tuple[object, ...], Found] = {}
-        if isinstance(profiles, Profile) or is_file(str(profiles)):
+        if check_named(profiles):
             self._places = places(profiles)  # what was named is read at once, so that a mistake is found at once
 
     def query(self, selected: Selected, *, temperature: float = 0.0, context: int = 0) -> Query:

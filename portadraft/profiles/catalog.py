@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from portadraft.profiles.reading import parse, read
 from portadraft.profiles.schema import Profile
 from portadraft.profiles.stores import open_store
 
+_EXPECTED = "expected a profile's file, a store's folder or URL, 'auto' or 'none'"
 IN_PLACE = "read in place"
 """How the note on a store begins that is read without a copy."""
 
@@ -63,17 +65,43 @@ def places(profiles: str | Path | Profile = "auto", *, refresh: bool = True) -> 
     """
     if isinstance(profiles, Profile):
         return [_named("the profile that was passed", profiles)]
-    text = str(profiles)
+    text = _named_place(profiles)
     if text == "none":
         return []
     if is_file(text):
         try:
             return [_named(f"the file {text}", read(Path(text).expanduser()))]
         except FileNotFoundError:
-            raise FileNotFoundError(
-                f"profiles={text!r}: no such file; expected a profile's file, a store's folder or URL, 'auto' or 'none'"
-            ) from None
+            raise FileNotFoundError(f"profiles={text!r}: no such file; {_EXPECTED}") from None
     return [_own(), *_fleet(None if text == "auto" else text, refresh), shipped()]
+
+
+def check_named(profiles: str | Path | Profile) -> bool:
+    """Whether it is a profile or its file, which can be read at once.
+
+    Raises: InvalidArgument for what is neither that nor a store: another type, a folder that is not there and of which
+    there is no copy; MissingDependency for a store whose client is not installed.
+    """
+    if isinstance(profiles, Profile):
+        return True
+    text = _named_place(profiles)
+    if is_file(text):
+        return True
+    if text not in ("auto", "none", "off"):
+        store = open_store(text)
+        if isinstance(store, Folder) and not store.path.is_dir() and Mirror(text).age_s() is None:
+            raise InvalidArgument(f"profiles={text!r:.200}: no such file or folder; {_EXPECTED}")
+    return False
+
+
+def _named_place(profiles: object) -> str:
+    """Raises: InvalidArgument for what names no place."""
+    if not isinstance(profiles, (str, os.PathLike)):
+        raise InvalidArgument(f"profiles={profiles!r:.200}: {_EXPECTED}")
+    text = os.fspath(profiles)
+    if isinstance(text, bytes):
+        raise InvalidArgument(f"profiles={profiles!r:.200}: {_EXPECTED}")
+    return text.lower() if text.lower() in ("auto", "none", "off") else text
 
 
 def is_file(text: str) -> bool:
@@ -82,7 +110,7 @@ def is_file(text: str) -> bool:
     Raises: InvalidArgument for "".
     """
     if not text:
-        raise InvalidArgument("profiles='': expected a profile's file, a store's folder or URL, 'auto' or 'none'")
+        raise InvalidArgument(f"profiles='': {_EXPECTED}")
     if "://" in text or text in ("auto", "none"):
         return False
     with contextlib.suppress(OSError, ValueError):

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the torch extra is not installed")
 import portadraft
 from portadraft import Model
 from portadraft.core.decode import Decoder
-from portadraft.errors import CorruptFile
+from portadraft.errors import CorruptFile, InvalidArgument
 from portadraft.profiles import home, save
 from portadraft.profiles.book import Book
 from portadraft.profiles.folder import Folder
@@ -209,6 +209,22 @@ def test_a_lookup_is_remembered(folder: Path, asked: Query, new_home: Path, monk
     monkeypatch.setattr(Book, "_look", None)
     assert model.profiles.find(model.selected) is first
     assert _chosen(model)[0] == "1x3"
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"auto", {}, "", "no-such-folder", "s3:/bucket", "nonsense://x"])
+def test_what_names_no_profiles_is_said_at_once(wrong: Any, folder: Path, new_home: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"(profiles|store)=.*expected"):
+        _load(folder, profiles=wrong)
+
+
+def test_a_named_folder_that_has_gone_is_served_by_its_copy(folder: Path, asked: Query, new_home: Path) -> None:
+    store = new_home / "store"
+    push(Folder(store), [_profile(asked).to_bytes()])
+    assert _chosen(_load(folder, profiles=store))[0] == "1x3"
+    store.rename(new_home / "elsewhere")
+    value, reason = _chosen(_load(folder, profiles=store))
+    assert value == "1x3" and "not reachable" in reason
+    assert "none was asked for" in _chosen(_load(folder, profiles="NONE"))[1]
 
 
 def test_a_machine_that_cannot_be_described_is_said(
