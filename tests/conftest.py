@@ -73,3 +73,22 @@ def _import(name: str):  # type: ignore[no-untyped-def]
 
 
 _HARDWARE: dict[str, Callable[[], str | None]] = {"cuda": _no_cuda, "mps": _no_mps, "mlx": _no_mlx}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """A tiny random model, loaded by `portadraft.load`: float32, on the CPU."""
+    import portadraft
+    from tests.test_api import save_model
+
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    save_model(path)
+    return portadraft.load(path, dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory, model) -> Path:  # type: ignore[no-untyped-def]
+    """The folder of a random drafter for `model`."""
+    from tests.test_api import save_drafter
+
+    return save_drafter(tmp_path_factory.mktemp("drafters") / "random", model)

@@ -268,6 +268,16 @@ def test_a_stream_is_of_the_thread_that_reads_it(model: Model) -> None:
     thread.join()
 
 
+def leave_a_stream_open(model: Model) -> None:
+    with model.turn():
+        stream = model.stream(PROMPT, max_tokens=6)
+        next(stream)
+    # The block has ended, but the stream goes on, and with it the turn.
+    with pytest.raises(InvalidArgument, match="stream of it is still open"):
+        model.generate(PROMPT, max_tokens=2)
+    stream.close()
+
+
 def test_calls_of_its_own_thread_run_within_a_turn(model: Model) -> None:
     results: list[str] = []
 
@@ -282,12 +292,7 @@ def test_calls_of_its_own_thread_run_within_a_turn(model: Model) -> None:
         for _ in range(2):
             assert model.generate(PROMPT, max_tokens=2).finish_reason == "length"
             results.append("own")
-        with model.turn():
-            stream = model.stream(PROMPT, max_tokens=6)
-            next(stream)
-        with pytest.raises(InvalidArgument, match="stream of it is still open"):
-            model.generate(PROMPT, max_tokens=2)
-        stream.close()
+        leave_a_stream_open(model)
 
         async def main() -> None:
             with pytest.raises(InvalidArgument, match=r"with model.turn\(\)"):
@@ -297,13 +302,7 @@ def test_calls_of_its_own_thread_run_within_a_turn(model: Model) -> None:
         results.append("own")
     thread.join()
     assert results == ["own", "own", "own", "other"]
-    with model.turn():
-        stream = model.stream(PROMPT, max_tokens=6)
-        next(stream)
-    # The block has ended, but the stream goes on, and with it the turn.
-    with pytest.raises(InvalidArgument, match="stream of it is still open"):
-        model.generate(PROMPT, max_tokens=2)
-    stream.close()
+    leave_a_stream_open(model)
     assert model.generate(PROMPT, max_tokens=2).finish_reason == "length"
 
 

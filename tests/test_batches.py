@@ -15,19 +15,7 @@ from portadraft import InvalidArgument, Model
 from portadraft.call import Call
 from portadraft.core.decode import Decoder
 from portadraft.core.sampling import row_seed
-from tests.test_api import LIMIT, save_drafter, save_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    save_model(path)
-    return portadraft.load(path, dtype="float32", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def drafter(tmp_path_factory: pytest.TempPathFactory, model: Model) -> Path:
-    return save_drafter(tmp_path_factory.mktemp("drafters") / "random", model)
+from tests.test_api import LIMIT
 
 
 def prompts(count: int) -> list[list[int]]:

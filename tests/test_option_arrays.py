@@ -12,21 +12,8 @@ pytest.importorskip("torch", reason="the torch extra is not installed")
 
 import torch
 
-import portadraft
 from portadraft import InvalidArgument, Model
-from tests.test_api import PROMPT, save_drafter, save_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    save_model(path)
-    return portadraft.load(path, dtype="float32", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def drafter(tmp_path_factory: pytest.TempPathFactory, model: Model) -> Path:
-    return save_drafter(tmp_path_factory.mktemp("drafters") / "random", model)
+from tests.test_api import PROMPT
 
 
 @pytest.mark.parametrize("of", [np.asarray, torch.tensor], ids=["numpy", "torch"])

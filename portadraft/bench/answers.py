@@ -20,14 +20,13 @@ _TOGETHER = 3
 
 @dataclass(frozen=True)
 class Decoded:
-    """Whole answers of one round. first: the number of the first prompt. tokens_per_s: over all rows, of the whole
-    time. step_ms: a step, the slowest and quickest left out. plain_ms: such a step of plain decoding of the same
-    prompts, decoded just before and just after. tokens_per_step: of a row.
+    """Whole answers of one round. tokens_per_s: over all rows, of the whole time. step_ms: a step, the slowest and
+    quickest left out. plain_ms: such a step of plain decoding of the same prompts, decoded just before and just after.
+    tokens_per_step: of a row.
     """
 
     tokens_per_s: float
     step_ms: float
-    first: int
     plain_ms: float
     tokens_per_step: float = 1.0
 
@@ -70,9 +69,9 @@ def decode_rounds(
             group = [(s, decode_once(tune, one, ids, s, tokens)) for s in order[i : i + _TOGETHER]]
             after = decode_once(tune, one, ids, None, tokens)
             plain_ms = (before.step_ms + after.step_ms) / 2
-            out[None].append(Decoded(after.tokens_per_s, after.step_ms, first, plain_ms))
+            out[None].append(Decoded(after.tokens_per_s, after.step_ms, plain_ms))
             for shape, got in group:
-                out[shape].append(Decoded(got.tokens_per_s, got.step_ms, first, plain_ms, got.tokens_per_step))
+                out[shape].append(Decoded(got.tokens_per_s, got.step_ms, plain_ms, got.tokens_per_step))
             before = after
         say(f"whole answers, round {n + 1} of {rounds}")
     return out
